@@ -32,7 +32,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from glmforge.checkpoint.format.store import list_checkpoints
 from glmforge.errors import HostError
-from glmforge_ops.jobs.job import RankRecord
+from glmforge.observe.job_records import RankRecord
 from helpers.chaos import fill
 from helpers.launch_faults import flip_a_bit, has_slurmd, kill_controller, slurmd_of, start_controller, start_slurmd
 from helpers.launched import Launched

@@ -5,11 +5,11 @@ scheduler.submit(job, launch)         # '1', the next one '2'; an array's tasks 
 scheduler.end("1", State.COMPLETED)   # jobs start by themselves when what they wait for has completed
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
-from glmforge_ops.jobs.job import JobDirectory
+from glmforge.observe.job_records import JobDirectory
 from glmforge_ops.jobs.schedulers.base import Seen, State
 
 
@@ -28,6 +28,8 @@ class FakeScheduler:
         self.cancelled: list[str] = []
         self.is_down = False
         """It takes no jobs."""
+        self.lost: dict[str, list[str]] = {}
+        """Job -> submissions of it that nobody has noted."""
         self.is_silent = False
         """It tells nothing of those that it has."""
 
@@ -35,16 +37,15 @@ class FakeScheduler:
         if launch.partition == "nowhere":
             raise LaunchError("partition: there is no 'nowhere'")
 
-    def submit(self, job: JobDirectory, launch: LaunchConfig) -> str:
+    def submit(self, job: JobDirectory, launch: LaunchConfig, *, after: Sequence[str] = (), array: str = "") -> str:
         if self.is_down:
             raise LaunchError("sbatch: no answer; nothing was submitted")
         number = str(len(self.scripts) + 1)
         self.scripts[number] = job.script.read_text()
-        after = tuple((launch.dependency or "").removeprefix("afterok:").split(":")) if launch.dependency else ()
-        for id_ in [f"{number}_{task}" for task in tasks_of(launch.array)] if launch.array else [number]:
-            self.after[id_] = after
-        if launch.array:
-            self.arrays[number] = launch.array
+        for id_ in [f"{number}_{task}" for task in tasks_of(array)] if array else [number]:
+            self.after[id_] = tuple(after)
+        if array:
+            self.arrays[number] = array
         return number
 
     def look(self, ids: Iterable[str]) -> dict[str, Seen]:
@@ -56,8 +57,11 @@ class FakeScheduler:
             if submission in (id_, id_.partition("_")[0]) and not self._seen(id_).state.is_over:
                 self.ended[id_] = State.CANCELLED
 
-    def again(self, seen: Seen) -> bool:
-        return False
+    def release(self, submission: str) -> None:
+        raise LaunchError(f"scontrol release {submission}: it is not held")
+
+    def unnoted(self, job: JobDirectory) -> list[str]:
+        return self.lost.get(job.name, [])
 
     def end(self, submission: str, state: State) -> None:
         assert self._seen(submission).state is State.RUNNING, "only what runs can end"

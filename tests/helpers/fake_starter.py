@@ -9,7 +9,8 @@ from typing import Literal
 
 from glmforge.config.launch import LaunchConfig, SupervisorConfig
 from glmforge.errors import HostError
-from glmforge_ops.jobs.job import AttemptDirectory, JobDescription, JobDirectory, RankRecord, utc_now
+from glmforge.observe.job_records import AttemptDirectory, JobDescription, JobDirectory, RankRecord, utc_now
+from glmforge_ops.jobs.new_job import create_job
 from glmforge_ops.jobs.ranks.assignment import Assignment
 
 
@@ -154,9 +155,11 @@ def a_job(
         **{"launcher": "ssh", "hosts": ["fake"], "supervisor": SupervisorConfig(**supervisor), **options}  # type: ignore[arg-type]
     )
     job = JobDirectory(root / "jobs" / "job")
-    job.create(
+    create_job(
+        job,
         JobDescription(
             name="job", kind=kind, command=list(command), directory=root, run=run, created=utc_now(), launch=launch
-        )
+        ),
+        "the name is taken",
     )
     return job

@@ -8,7 +8,7 @@ from typing import Any
 
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
-from glmforge_ops.jobs.job import (
+from glmforge.observe.job_records import (
     AttemptRecord,
     Cause,
     JobDescription,
@@ -18,6 +18,7 @@ from glmforge_ops.jobs.job import (
     Verdict,
     utc_now,
 )
+from glmforge_ops.jobs.new_job import create_job
 from glmforge_ops.jobs.schedulers.base import Seen, State
 
 BEGAN = datetime.fromisoformat("2026-03-01T12:00:00+00:00")
@@ -40,7 +41,7 @@ def made_job(
     job = JobDirectory(root / name)
     options = LaunchConfig.model_validate({"launcher": "slurm", "nodes": 2, "ranks_per_node": 2} | (launch or {}))
     given = {"kind": "script", "command": ["python", "train.py"], "directory": Path("/work"), "created": BEGAN}
-    job.create(JobDescription(name=name, launch=options, **(given | description)))
+    create_job(job, JobDescription(name=name, launch=options, **(given | description)), "the name is taken")
     if submission is not None:
         job.add_submission(Submission(id=submission, launcher=options.launcher, time=BEGAN))
     return job
@@ -97,9 +98,7 @@ class MadeScheduler:
     asked: list[set[str]] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     submitted: list[str] = field(default_factory=list)
-    remembers: bool = True
-    """Whether it can start a submission again under its number."""
-    again_: list[str] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
 
     def know(self, id_: str, state: State, **fields: Any) -> None:
         self.known[id_] = Seen(id_, state, **fields)
@@ -107,7 +106,7 @@ class MadeScheduler:
     def check(self, launch: LaunchConfig) -> None:
         self._answer()
 
-    def submit(self, job: JobDirectory, launch: LaunchConfig) -> str:
+    def submit(self, job: JobDirectory, launch: LaunchConfig, *, after: Sequence[str] = (), array: str = "") -> str:
         self._answer()
         self.submitted.append(job.name)
         id_ = str(1000 + len(self.submitted))
@@ -124,12 +123,13 @@ class MadeScheduler:
         self.cancelled.append(submission)
         self.know(submission, State.CANCELLED, ended=utc_now())
 
-    def again(self, seen: Seen) -> bool:
+    def release(self, submission: str) -> None:
         self._answer()
-        if self.remembers:
-            self.again_.append(seen.id)
-            self.know(seen.id, State.WAITING)
-        return self.remembers
+        self.released.append(submission)
+        self.know(submission, State.WAITING)
+
+    def unnoted(self, job: JobDirectory) -> list[str]:
+        return []
 
     def of(self, launcher: str) -> "MadeScheduler":
         """As `scheduler_of`."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from glmforge_ops.jobs.job import AttemptDirectory, RankRecord
+from glmforge.observe.job_records import AttemptDirectory, RankRecord
 from glmforge_ops.jobs.ranks.assignment import Assignment
 from glmforge_ops.jobs.starters.base import Running
 

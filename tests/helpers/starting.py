@@ -5,14 +5,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from glmforge_ops.jobs.job import AttemptDirectory
+from glmforge.observe.job_records import AttemptDirectory
 from helpers.ranks import PATIENCE_S
 
 _PROGRAM = """
 import importlib, json, signal, sys, time
 from pathlib import Path
 from glmforge.runtime.ssh import Ssh
-from glmforge_ops.jobs.job import AttemptDirectory
+from glmforge.observe.job_records import AttemptDirectory
 from glmforge_ops.jobs.ranks.assignment import Assignment
 
 given = json.loads(Path(sys.argv[1]).read_text())

@@ -1,6 +1,5 @@
 """`glmforge report`: a run as one HTML page, its records under other tools' names, whether it overfits."""
 
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -39,10 +38,10 @@ def report(
         for path in write_logs(read_run(run), export_logs):
             typer.echo(f"{path}")
     if out is not None or not (overfitting or export_logs):
+        from glmforge.report.goodput import report_extra
         from glmforge.report.report import write_report
 
-        job = import_module("glmforge_ops.jobs.goodput.words")
-        typer.echo(f"{write_report(run, out, job.report_extra(run))}")
+        typer.echo(f"{write_report(run, out, report_extra(run))}")
 
 
 def _print_overfitting(run: Path) -> None:

@@ -34,8 +34,8 @@ Starter = Literal["local", "ssh", "srun", "torchrun", "mpirun"]
 STARTERS: dict[str, tuple[Starter, ...]] = {
     "local": ("local", "torchrun"),
     "ssh": ("ssh", "torchrun"),
-    "slurm": ("srun", "torchrun", "mpirun"),
-    "pbs": ("ssh", "srun", "mpirun"),
+    "slurm": ("srun", "torchrun"),
+    "pbs": ("ssh", "srun"),
     "mpi": ("mpirun",),
 }
 """Starters of each launcher; the first is the default."""
@@ -85,6 +85,7 @@ Dependency = Annotated[
 ]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,127}$")]
 Value = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x08\x0a-\x1f\x7f]*$", max_length=32_768)]
+SbatchArgument = Annotated[str, _written(r"--[a-z][a-z-]*(=[^\x00-\x1f\x7f]*)?", "--mail-type=END")]
 
 
 class SupervisorConfig(Strict):
@@ -155,7 +156,9 @@ class LaunchConfig(Strict):
     account: Word | None = None
     exclusive: bool = Field(default=False, description="whole nodes")
     constraint: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.&|*()\[\],-]{1,200}$")] | None = None
+    nodelist: list[NodeName] = Field(default=[], description="nodes that it must have")
     exclude: list[NodeName] = Field(default=[], description="nodes that are not to be used")
+    sbatch_args: list[SbatchArgument] = Field(default=[], description="further options of sbatch, as they are")
     array: Array | None = None
     dependency: Dependency | None = None
     signal: Signal | None = Field(default="USR1@120", description="warning before the time limit and preemption")
@@ -211,6 +214,8 @@ class LaunchConfig(Strict):
         if self.chosen_starter not in STARTERS[self.launcher]:
             known = ", ".join(STARTERS[self.launcher])
             refuse("starter", f"the launcher {self.launcher} has no starter '{self.starter}'; it has {known}")
+        if self.launcher == "pbs" and self.starter == "srun" and not self.supervise:
+            refuse("starter", "under PBS srun starts ranks for the supervisor only; leave it out")
         if self.launcher == "local" and self.nodes != 1:
             refuse("nodes", f"the launcher local has one node, not {self.nodes}; choose ssh, slurm, pbs or mpi")
         if self.launcher in ("slurm", "pbs") and (self.hosts or self.hostfile):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from glmforge.errors import GlmforgeError
 from glmforge.extras import needed_for
-from glmforge.files import open_regular
+from glmforge.files import open_regular, read_end, shown
 from glmforge.observe.metric_table import LABEL, TEXT, MetricTable, label_text
 from glmforge.observe.metrics import METRICS, Record
 from glmforge.runtime.lease import ensure_writable
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 _MAX_LINE = 1 << 26
 """Bytes; a longer line is none of a record."""
+
+END_BYTES = 1 << 16
+"""What `last_records` reads of the end of a file."""
 
 _NON_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
@@ -158,6 +161,40 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[Record]:
         RunFileError: the file is missing, or a line other than the last is damaged.
     """
     return [record for _, record in _whole_lines(Path(path))]
+
+
+def last_records(path: Path) -> list[Record]:
+    """The records at the end of a JSONL file in order, [] if there is no file: as fast for a long one.
+
+    A last line that was cut is left out. Raises `RunFileError` if another line is damaged, or it is no plain file.
+    """
+    lines = [line for line in _end_lines(path) if line.strip()]
+    found = [_decode_line(line) for line in lines]
+    if None in found[:-1]:
+        raise RunFileError(f"{shown(path)}: line {lines[found.index(None)][:80]!r} is damaged; delete that line")
+    return [record for record in found if record is not None]
+
+
+def newest_records(path: Path, *words: str) -> Iterator[Record]:
+    """The records at the end, newest first; damaged lines are left out. Raises `RunFileError`: it is no plain file.
+
+    Args:
+        words: decode only lines that have one of these as a string.
+    """
+    wanted = [f'"{word}"'.encode() for word in words]
+    for line in reversed(_end_lines(path)):
+        if not wanted or any(word in line for word in wanted):
+            record = _decode_line(line)
+            if record is not None:
+                yield record
+
+
+def _end_lines(path: Path) -> list[bytes]:
+    """Whole ones, but perhaps the last."""
+    if not path.exists():
+        return []
+    content = read_end(path, error=RunFileError, max_bytes=END_BYTES)
+    return content.split(b"\n")[1 if len(content) == END_BYTES else 0 :]
 
 
 def _whole_lines(path: Path) -> Iterator[tuple[bytes, Record]]:

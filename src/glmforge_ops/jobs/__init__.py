@@ -1,8 +1,7 @@
-"""Jobs on one machine or many: scripts, submission, supervision, restarts, goodput, sweeps and chains.
+"""Jobs on one machine or many: scripts, submission, supervision, restarts, sweeps and chains.
 
-`job.py` is what is on file of a job, and the contract between all packages here. `submit` makes a job, with a script of
-`script`, and hands it to one of `schedulers`. On the first node `supervisor` starts attempts by one of `starters`;
-beside the training processes of every node is `ranks`. `refused` tells starts that Slurm refused, `cancelled` notes a
-cancellation. `state`, `show` and `goodput` read what all of these have written. `chain` and `sweep` are several jobs as
-one.
+`new_job` makes a job, with a script of `script`; `submit` gives it to one of `schedulers`. On the first node
+`supervisor` starts attempts by one of `starters`; beside the training processes of every node is `ranks`. `registry`
+finds jobs, `state` says what has become of them, `show` and `logs` print it, `control` ends them and submits them
+again. `sweep` and `chain` are `several` jobs as one. What is on file of a job is `glmforge.observe.job_records`.
 """

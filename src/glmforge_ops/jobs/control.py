@@ -1,82 +1,113 @@
-"""Ending a job, and submitting it again."""
+"""Ending jobs, and submitting them again."""
 
-from dataclasses import dataclass, field
+import getpass
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
-from glmforge.errors import LaunchError
+from glmforge.errors import GlmforgeError, LaunchError
+from glmforge.observe.job_records import CANCELLED, JobDirectory, Submission
 from glmforge.observe.record_files import RunFileError
-from glmforge_ops.jobs.cancelled import Cancelling, who
-from glmforge_ops.jobs.job import Submission
-from glmforge_ops.jobs.refused import tell_waiting
-from glmforge_ops.jobs.schedulers.base import Seen
-from glmforge_ops.jobs.state.find import Job, SchedulerOf
-from glmforge_ops.jobs.state.job_state import JobFiles, JobState
-from glmforge_ops.jobs.submit.hand_over import hand_over
+from glmforge_ops.jobs.registry import Job, SchedulerOf
+from glmforge_ops.jobs.schedulers.base import Scheduler
+from glmforge_ops.jobs.state import JobState, is_held_by_slurm
+from glmforge_ops.jobs.submit import submit
 
-
-@dataclass(frozen=True)
-class Resubmitted:
-    """What came of it, and in words what could not be done beside it."""
-
-    submission: Submission
-    warnings: list[str] = field(default_factory=list)
+_MOST_SHOWN = 3
 
 
 def cancel(job: Job, scheduler_of: SchedulerOf) -> str:
     """End a job, wherever it is; what was done, in words. Raises `LaunchError` if its scheduler does not
     do it, or that cannot be noted.
 
-    Its ranks are told as before a preemption: a training run saves first, as far as the scheduler gives it time.
+    Its ranks are warned as before a preemption: a training run saves first, as far as the scheduler gives it time.
     """
     if (files := job.files) is None:
         raise LaunchError(f"{job.name}: cannot be cancelled: {job.why}")
-    if files.submission is None or not job.is_to_cancel:
+    if files.submission is None or job.state.is_over:
         return f"{job.name}: is {job.state} already"
-    cancelling = Cancelling()
-    cancelling.note(job.directory, files.submission)
     launcher = files.description.launch.launcher
-    scheduler_of(launcher).cancel(files.submission.id)
-    cancelling.finish()
+    cancel_all([job], scheduler_of(launcher))
     was = "" if job.state is not JobState.UNKNOWN else f"; whether it still ran is not known ({job.why})"
     return f"{job.name}: cancelled ({launcher} {files.submission.id}, it was {job.state}){was}"
 
 
-def resubmit(job: Job, scheduler_of: SchedulerOf, *, force: bool = False) -> Resubmitted:
+def cancel_all(
+    jobs: Sequence[Job], scheduler: Scheduler, *, group: JobDirectory | None = None, ids: Iterable[str] | None = None
+) -> None:
+    """Note the cancellation of these jobs, and of the sweep or chain `group`, then have the scheduler end them.
+
+    The note comes first: a supervisor that starts at this moment finds it. What a full disk does not take keeps no job
+    running. Raises `LaunchError` at the end if something of it failed.
+
+    Args:
+        ids: submissions to end in place of the jobs' own: a whole array.
+    """
+    notes = [] if group is None else [partial(group.event, CANCELLED, f"as a whole, by {who()}")]
+    submitted = {job.submission: job.directory for job in jobs if job.submission is not None}
+    for id_, directory in submitted.items():
+        notes.append(partial(directory.event, CANCELLED, f"by {who()}", submission=id_))
+    run_all([partial(_noted, notes), *(partial(scheduler.cancel, id_) for id_ in (submitted if ids is None else ids))])
+
+
+def resubmit(job: Job, scheduler_of: SchedulerOf, *, force: bool = False) -> Submission:
     """Submit a job again as it was; a training run goes on from its newest checkpoint. Raises `LaunchError`.
 
-    One whose start Slurm refused, or that it holds for that, is queued again under its number, where that can be done:
-    what waits for it goes on waiting.
+    One that Slurm holds since a start failed is released, under its number: what waits for it goes on waiting.
 
     Args:
         force: even if nobody can tell whether it has ended.
     """
     if (files := job.files) is None:
         raise LaunchError(f"{job.name}: cannot be submitted: {job.why}")
-    if files.submission is not None and job.seen is not None and files.was_refused(job.seen):
-        warnings = _queued_again(files, files.submission, job.seen, scheduler_of)
-        if warnings is not None:
-            return Resubmitted(files.submission, warnings)
+    launch = files.description.launch
+    if files.submission is not None and job.seen is not None and is_held_by_slurm(job.seen):
+        scheduler_of(launch.launcher).release(files.submission.id)
+        job.directory.event("submitted again", f"released by {who()}", submission=files.submission.id)
+        return files.submission
     if job.state is JobState.UNKNOWN and not force:
         raise LaunchError(
-            f"{job.name}: whether it has ended is not known ({job.why}); if you know that it has, give --force"
+            f"{job.name}: whether it has ended is not known ({job.why}); if you know that it has, pass --force"
         )
     if not job.state.is_over and job.state is not JobState.UNKNOWN:
-        raise LaunchError(
-            f"{job.name}: is {job.state} ({files.submission.id if files.submission else 'not submitted'}); wait until "
-            f"it ends, or 'glmforge jobs cancel {job.name}' first"
-        )
+        first = f"wait until it ends, or 'glmforge jobs cancel {job.name}' first"
+        raise LaunchError(f"{job.name}: is {job.state} ({job.submission}); {first}")
     if not job.directory.script.exists():
-        raise LaunchError(f"{job.directory.script}: is missing; 'glmforge launch' makes the job anew, by another name")
-    launch = files.description.launch
+        raise LaunchError(f"{job.directory.script}: is missing; launch the job under another name")
     scheduler_of(launch.launcher).check(launch)
-    return Resubmitted(hand_over(job.directory, again=True))
+    return submit(job.directory, scheduler=scheduler_of(launch.launcher), again=True)
 
 
-def _queued_again(files: JobFiles, submission: Submission, seen: Seen, scheduler_of: SchedulerOf) -> list[str] | None:
-    """Put it back under its number, which lifts a cancellation; warnings, or None if its scheduler has forgotten it."""
-    if not scheduler_of(files.description.launch.launcher).again(seen):
-        return None
+def run_all(actions: Iterable[Callable[[], object]]) -> None:
+    """Run all of them; raise at the end: the only error as it was, several as one `LaunchError`."""
+    errors: list[GlmforgeError] = []
+    for action in actions:
+        try:
+            action()
+        except GlmforgeError as error:
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        rest = f"; and {len(errors) - _MOST_SHOWN} more" if len(errors) > _MOST_SHOWN else ""
+        raise LaunchError("; ".join(str(error) for error in errors[:_MOST_SHOWN]) + rest)
+
+
+def who() -> str:
+    """The person at this terminal, for others to ask."""
     try:
-        files.directory.event("submitted again", f"by {who()}", submission=submission.id)
-    except RunFileError as error:
-        raise LaunchError(f"{submission.id} is in the queue again, but that could not be noted: {error}") from error
-    return tell_waiting(files.directory, submission.id)
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = "somebody"
+    return f"{name} on {socket.gethostname()}"
+
+
+def _noted(notes: Sequence[Callable[[], object]]) -> None:
+    failed = None
+    for note in notes:
+        try:
+            note()
+        except RunFileError as error:
+            failed = error
+    if failed is not None:
+        raise LaunchError(f"cancelled, but that could not be noted, and a supervisor may not know of it ({failed})")

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from glmforge_ops.jobs.chain.file import read_chain_file
+from glmforge.config.load import load_settings
+from glmforge_ops.jobs.chain.file import ChainFile
 from glmforge_ops.jobs.sweep.points import expand, parse_axis
 
 TEXT = (Path(__file__).parents[3] / "docs" / "sweeps.md").read_text()
@@ -30,7 +31,7 @@ def test_the_sweep_file(file_of):
 
 
 def test_the_chain(file_of):
-    chain = read_chain_file(file_of("life.yaml"))
+    chain = load_settings(ChainFile, file_of("life.yaml"))
     assert chain.in_order() == ["corpus", "pretrain", "sft", "needles", "export"]
     assert chain.all_needs("export") == {"corpus", "pretrain", "sft"}
 

@@ -6,11 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from glmforge_ops.cli.launch.together import DetachOption, JobsDirOption, go_on_detached, tell, tell_how_many_finished
+from glmforge_ops.cli.launch.common import (
+    DetachOption,
+    JobsDirOption,
+    JsonOption,
+    go_on_detached,
+    print_lines,
+    tell,
+    tell_how_many_finished,
+)
 
 if TYPE_CHECKING:
-    from glmforge_ops.jobs.chain.make import NewChain
-    from glmforge_ops.jobs.chain.work import Chain
+    from glmforge_ops.jobs.chain.chain import Chain
 
 app = typer.Typer(no_args_is_help=True, help="Chains of stages, such as corpus, pre-training, SFT, evaluation.")
 
@@ -21,7 +28,7 @@ _Name = Annotated[str, typer.Argument(help="A chain.")]
 def run(
     file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="The chain.")],
     jobs_dir: JobsDirOption = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print all of it; ask and submit nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print all of it; submit nothing.")] = False,
     plan: Annotated[bool, typer.Option("--plan/--no-plan", help="Refuse runs that by plan do not fit.")] = True,
     detach: DetachOption = False,
 ) -> None:
@@ -43,28 +50,27 @@ def run(
 
         glmforge chain run life.yaml --jobs-dir /shared/jobs
     """
-    from glmforge_ops.jobs.chain.make import make_chain
-    from glmforge_ops.jobs.chain.work import Chain
-    from glmforge_ops.jobs.submit.hand_over import scheduler_of
-    from glmforge_ops.jobs.submit.new_job import jobs_root
+    from glmforge_ops.jobs import submit
+    from glmforge_ops.jobs.chain.chain import Chain, make_chain
+    from glmforge_ops.jobs.registry import jobs_root
 
     new = make_chain(file, jobs_root(jobs_dir), Path.cwd())
     if dry_run:
-        _print_all(new)
+        for stage, job in zip(new.stages, new.jobs, strict=True):
+            after = f", after {', '.join(stage.needs)}" if stage.needs else ""
+            typer.echo(f"### stage {stage.name}: job {stage.job}{after}")
+            for name, place in {"run": stage.run, **stage.outputs}.items():
+                typer.echo(f"### {name}: {place}" if place is not None else f"### command: {' '.join(stage.command)}")
+            typer.echo(job.script)
+        tell(f"{new.root}: is where it would be; nothing was submitted")
         return
-    new.check(scheduler_of)
-    if plan:
-        new.check_fit()
+    new.check(submit.scheduler_of, plan=plan)
     new.write()
-    _go_on(Chain(new.directory, scheduler_of), detach=detach)
+    _go_on(Chain(new.root, submit.scheduler_of), detach=detach)
 
 
 @app.command("show")
-def show(
-    name: _Name,
-    jobs_dir: JobsDirOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
+def show(name: _Name, jobs_dir: JobsDirOption = None, as_json: JsonOption = False) -> None:
     """Show every stage: its state, and what keeps the chain from going on.
 
     Examples:
@@ -73,15 +79,13 @@ def show(
 
         glmforge chain show life --json
     """
-    from glmforge.cli.terminal import as_shown
-    from glmforge_ops.jobs.chain.words import as_rows, lines_of
+    from glmforge_ops.jobs.chain.chain import as_rows, lines_of
 
-    told = _open(name, jobs_dir).states()
+    chain = _open(name, jobs_dir)
     if as_json:
-        typer.echo(json.dumps(as_rows(told), indent=1))
-        return
-    for line in lines_of(told):
-        typer.echo(as_shown(line))
+        typer.echo(json.dumps(as_rows(chain), indent=1))
+    else:
+        print_lines(lines_of(chain))
 
 
 @app.command("resume")
@@ -111,37 +115,20 @@ def cancel(name: _Name, jobs_dir: JobsDirOption = None) -> None:
 
 
 def _go_on(chain: "Chain", *, detach: bool) -> None:
-    name = chain.record.name
+    name = chain.root.name
     if chain.is_submitted_at_once:
         chain.submit(lambda stage, words: tell(f"{stage}: {words}"))
         tell(f"Next: glmforge chain show {name}")
-        return
-    if detach:
-        go_on_detached(["chain", "resume"], chain.directory.root)
-        return
-    ended = chain.run_here(lambda stage, words: tell(f"{stage}: {words}"))
-    tell_how_many_finished("chain", name, "stages", ended.values(), len(chain.record.stages))
-
-
-def _print_all(new: "NewChain") -> None:
-    for stage, job in zip(new.stages, new.jobs, strict=True):
-        ids = ":".join(f"<{need}>" for need in stage.needs)
-        after = f", after {', '.join(stage.needs)} (--dependency=afterok:{ids})" if stage.needs else ""
-        typer.echo(f"### stage {stage.name}: job {stage.job}{after}")
-        if stage.run is not None:
-            typer.echo(f"### run: {stage.run}")
-        for name, path in stage.outputs.items():
-            typer.echo(f"### output {name}: {path}")
-        typer.echo(f"### command: {' '.join(job.description.command)}")
-        typer.echo(job.script)
-    typer.echo(f"{new.directory.root}: is where it would be; nothing was submitted", err=True)
+    elif detach:
+        go_on_detached(["chain", "resume"], chain.root)
+    else:
+        ended = chain.run_stages(lambda stage, words: tell(f"{stage}: {words}"))
+        tell_how_many_finished("chain", name, "stages", ended.values(), len(chain.stages))
 
 
 def _open(name: str, jobs_dir: Path | None) -> "Chain":
-    from glmforge_ops.jobs.chain.record import ChainDirectory
-    from glmforge_ops.jobs.chain.work import Chain
-    from glmforge_ops.jobs.kinds import directory_of
-    from glmforge_ops.jobs.submit.hand_over import scheduler_of
-    from glmforge_ops.jobs.submit.new_job import jobs_root
+    from glmforge_ops.jobs import submit
+    from glmforge_ops.jobs.chain.chain import Chain
+    from glmforge_ops.jobs.registry import directory_of, jobs_root
 
-    return Chain(ChainDirectory(directory_of(jobs_root(jobs_dir), name, "chain")), scheduler_of)
+    return Chain(directory_of(jobs_root(jobs_dir), name, "chain"), submit.scheduler_of)

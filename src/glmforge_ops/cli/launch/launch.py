@@ -1,28 +1,60 @@
-"""`glmforge launch`: a job, submitted."""
+"""`glmforge launch`: a job, or a sweep of them, submitted; and `glmforge supervise`, which the script of a job runs."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from typer.core import TyperCommand
 
 from glmforge.cli.signature import takes
-from glmforge_ops.cli.launch.options import LaunchOptions, read_launch
-from glmforge_ops.cli.launch.sweep import launch_sweep
+from glmforge_ops.cli.launch.common import JobsDirOption, tell
 
 if TYPE_CHECKING:
     from glmforge.config.launch import LaunchConfig
-    from glmforge_ops.jobs.job import Submission
-    from glmforge_ops.jobs.submit.new_job import NewJob
+    from glmforge.observe.job_records import Submission
+    from glmforge_ops.jobs.new_job import NewJob
 
-_JOB, _BEFORE, _SWEEP = "Job", "Before it is submitted", "Sweep"
+
+class LauncherName(StrEnum):
+    """As `glmforge.config.launch.Launcher`."""
+
+    local = "local"
+    ssh = "ssh"
+    slurm = "slurm"
+    pbs = "pbs"
+    mpi = "mpi"
+
+
+class StarterName(StrEnum):
+    """As `glmforge.config.launch.Starter`."""
+
+    local = "local"
+    ssh = "ssh"
+    srun = "srun"
+    torchrun = "torchrun"
+
+
+def _in(panel: str) -> Any:
+    """Makes options of this panel of the help."""
+
+    def option(*names: str, **given: Any) -> Any:
+        return typer.Option(*names, rich_help_panel=panel, **given)
+
+    return option
+
+
+_job, _size, _where, _queue = _in("Job"), _in("Size"), _in("Where"), _in("Scheduler")
+_how, _before, _sweep = _in("Supervision"), _in("Before it is submitted"), _in("Sweep")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Options(LaunchOptions):
-    """Of `glmforge launch` alone."""
+class Options:
+    """What is not given is None."""
 
     words: Annotated[
         list[str] | None,
@@ -31,69 +63,85 @@ class _Options(LaunchOptions):
             help="A run's YAML file or a packaged run's name, and settings to change; with --script, its arguments.",
         ),
     ] = None
-    script: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="A program of your own, on every rank; see below.", rich_help_panel=_JOB),
+    script: Annotated[Path | None, _job(metavar="FILE", help="A program of your own, on every rank; see below.")] = None
+    name: Annotated[str | None, _job(help="Default: the run's.")] = None
+    jobs_dir: JobsDirOption = None
+    template: Annotated[Path | None, _job(metavar="FILE", help="Of the script: one of your own.")] = None
+    detach: Annotated[bool, _job("--detach", help="Without a scheduler: run on when this terminal is gone.")] = False
+    as_json: Annotated[bool, _job("--json", help="Print what was submitted as JSON.")] = False
+
+    nodes: Annotated[int | None, _size(help="How many nodes.")] = None
+    gpus_per_node: Annotated[int | None, _size(help="A rank for each.")] = None
+    ranks_per_node: Annotated[int | None, _size(help="Default: one for each GPU, or one.")] = None
+    cpus_per_task: Annotated[int | None, _size(help="CPUs of each rank.")] = None
+    mem: Annotated[str | None, _size(help="Memory of each node: 64G.")] = None
+    time: Annotated[str | None, _size(help="Limit, as Slurm writes it: 24:00:00, 2-00:00:00.")] = None
+    exclusive: Annotated[bool | None, _size("--exclusive", help="Whole nodes.")] = None
+
+    launcher: Annotated[
+        LauncherName | None,
+        _where(help="Default: ssh if hosts are given; else Slurm or PBS, whichever answers; else local."),
     ] = None
-    name: Annotated[str | None, typer.Option(help="Default: the run's.", rich_help_panel=_JOB)] = None
-    jobs_dir: Annotated[
-        Path | None,
-        typer.Option(help="Where jobs lie.", show_default="$GLMFORGE_JOBS, or ./jobs", rich_help_panel=_JOB),
+    starter: Annotated[StarterName | None, _where(help="What starts the ranks.")] = None
+    hosts: Annotated[str | None, _where(help="For ssh and mpi: 'node[001-008],node12'.")] = None
+    hostfile: Annotated[Path | None, _where(help="For ssh and mpi: one host per line.")] = None
+    cluster: Annotated[Path | None, _where(help="cluster.yaml: hosts, ssh, interfaces.")] = None
+    interface: Annotated[str | None, _where(help="Between nodes, such as eth0.")] = None
+    container: Annotated[str | None, _where(help="Image in which every rank runs.")] = None
+    env: Annotated[
+        list[str] | None,
+        _where(
+            metavar="NAME[=VALUE]",
+            help="A variable of every rank; may be repeated. NAME alone, and what looks like a secret, is passed on "
+            "from the environment, and its value is in none of the job's files.",
+        ),
     ] = None
-    template: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Of the script: one of your own.", rich_help_panel=_JOB)
+
+    partition: Annotated[str | None, _queue(help="The queue, under PBS.")] = None
+    qos: Annotated[str | None, _queue(help="Quality of service.")] = None
+    account: Annotated[str | None, _queue(help="Account that is charged.")] = None
+    constraint: Annotated[str | None, _queue(help="Features of nodes.")] = None
+    nodelist: Annotated[str | None, _queue(help="Nodes that it must have: 'node[001-002]'.")] = None
+    exclude: Annotated[str | None, _queue(help="Nodes not to use: 'node[003-004]'.")] = None
+    array: Annotated[str | None, _queue(help="Tasks: 0-7, or 0-99%8.")] = None
+    dependency: Annotated[str | None, _queue(help="Such as afterok:1234.")] = None
+    signal: Annotated[str | None, _queue(help="Warning before the end: USR1@120.")] = None
+    sbatch_arg: Annotated[
+        list[str] | None, _queue(metavar="ARG", help="Any other option of sbatch: --mail-type=END; may be repeated.")
     ] = None
+
+    supervise: Annotated[
+        bool | None, _how("--supervise/--no-supervise", help="Restart, and replace nodes that fail.")
+    ] = None
+    min_nodes: Annotated[int | None, _how(help="Go on with so few.")] = None
+    spare_nodes: Annotated[int | None, _how(help="Beside --nodes.")] = None
+    options: Annotated[
+        Path | None, _how(metavar="FILE", help="All of these, and more, as YAML; the command line wins.")
+    ] = None
+
     sweep: Annotated[
         list[str] | None,
-        typer.Option(
+        _sweep(
             metavar="KEY=V1,V2 [KEY=...]",
             help="A run for each value, or log(low,high,count); several keys: the product. See 'glmforge sweep'.",
-            rich_help_panel=_SWEEP,
         ),
     ] = None
-    sweep_file: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Points, grid, random search, as YAML.", rich_help_panel=_SWEEP)
-    ] = None
+    sweep_file: Annotated[Path | None, _sweep(metavar="FILE", help="Points, grid, random search, as YAML.")] = None
     at_once: Annotated[
         int | None,
-        typer.Option(
-            help="Most runs of the sweep at the same time.",
-            show_default="no limit; 1 without a scheduler",
-            rich_help_panel=_SWEEP,
-        ),
+        _sweep(help="Most runs of the sweep at the same time.", show_default="no limit; 1 without a scheduler"),
     ] = None
-    detach: Annotated[
-        bool,
-        typer.Option("--detach", help="Without a scheduler: run on when this terminal is gone.", rich_help_panel=_JOB),
-    ] = False
-    interactive: Annotated[
-        bool,
-        typer.Option("--interactive", help="A shell with the job's nodes and variables, no job.", rich_help_panel=_JOB),
-    ] = False
+
     gpu: Annotated[
-        str | None,
-        typer.Option(
-            help="Kind of GPU that the plan is compared with: h100-80gb. Default: what is found.",
-            rich_help_panel=_BEFORE,
-        ),
+        str | None, _before(help="Kind of GPU that the plan is compared with: h100-80gb. Default: what is found.")
     ] = None
-    plan: Annotated[
-        bool, typer.Option("--plan/--no-plan", help="Refuse a run that by plan does not fit.", rich_help_panel=_BEFORE)
-    ] = True
-    check: Annotated[
-        bool,
-        typer.Option("--check/--no-check", help="By ssh and MPI: quick checks of the nodes.", rich_help_panel=_BEFORE),
-    ] = True
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the script; ask and submit nothing.", rich_help_panel=_BEFORE)
-    ] = False
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Say what was submitted to a machine.", rich_help_panel=_JOB)
-    ] = False
+    plan: Annotated[bool, _before("--plan/--no-plan", help="Refuse a run that by plan does not fit.")] = True
+    check: Annotated[bool, _before("--check/--no-check", help="By ssh and MPI: quick checks of the nodes.")] = True
+    dry_run: Annotated[bool, _before("--dry-run", help="Print the script; submit nothing.")] = False
 
 
-@takes(_Options)
-def launch(options: _Options) -> None:
+@takes(Options)
+def launch(options: Options) -> None:
     """Submit a job: a training run, or a program of your own, under Slurm, PBS, by ssh, MPI, or on this machine.
 
     The job has a name and a directory with its script, its logs, and what became of it; a supervisor starts it again
@@ -110,54 +158,81 @@ def launch(options: _Options) -> None:
         glmforge launch configs/demo.yaml --dry-run
 
         glmforge launch run.yaml --nodes 1 --sweep optim.lr=log(1e-4,3e-3,5) model=tiny,demo --at-once 4
-
-        glmforge launch --interactive --nodes 2 --gpus-per-node 8 --time 1:00:00
     """
-    from glmforge_ops.jobs.submit.hand_over import scheduler_of
+    from glmforge_ops.jobs import submit
 
     config = read_launch(options)
-    if options.interactive:
-        _interact(options, config)
-        return
     if options.sweep or options.sweep_file:
-        _sweep(options, config)
+        _launch_sweep(options, config)
         return
     job = _new_job(options, config)
     if options.dry_run:
         typer.echo(job.script, nl=False)
-        typer.echo(f"{job.directory.root}: is where it would be; nothing was submitted", err=True)
+        tell(f"{job.directory.root}: is where it would be; nothing was submitted")
         return
-    scheduler_of(config.launcher).check(config)
-    _look_before(job, options)
+    submit.scheduler_of(config.launcher).check(config)
+    if options.plan and job.config is not None:
+        from glmforge_ops.jobs.preflight import check_fit
+
+        tell(f"plan: {check_fit(job.config, config, options.gpu)}")
+    _check_nodes(options, config)
     _submit(job, options)
 
 
-def _sweep(options: _Options, config: "LaunchConfig") -> None:
-    if options.script is not None or not options.words:
-        raise typer.BadParameter("a sweep is of a CONFIG, and not of a --script")
-    launch_sweep(
-        options.words,
-        config,
-        axes=options.sweep or [],
-        file=options.sweep_file,
-        at_once=options.at_once,
-        name=options.name,
-        jobs_dir=options.jobs_dir,
-        template=options.template,
-        gpu=options.gpu,
-        plan=options.plan,
-        check=options.check,
-        dry_run=options.dry_run,
-        detach=options.detach,
-        as_json=options.as_json,
-    )
+def supervise(
+    job: Annotated[Path, typer.Argument(metavar="JOBDIR", help="The job's directory.")],
+) -> None:
+    """Start the ranks of a job, and start them again until it is done: 'glmforge launch' arranges that this is run.
+
+    It ends with status 0 when the job is done or was stopped, with 75 when it gave way and is to be submitted again,
+    and with 1 when it was given up; why stands in the job's events.jsonl and in 'glmforge jobs show'.
+
+    Example:
+
+        glmforge supervise jobs/air
+    """
+    from glmforge.observe.job_records import JobDirectory
+    from glmforge_ops.jobs.supervisor.assemble import supervisor_of
+
+    raise typer.Exit(supervisor_of(JobDirectory(job.absolute())).run())
 
 
-def _new_job(options: _Options, config: "LaunchConfig") -> "NewJob":
-    from glmforge_ops.jobs.submit.new_job import jobs_root, script_job, training_job
+_AS_THEY_ARE = (
+    *("nodes", "gpus_per_node", "ranks_per_node", "cpus_per_task", "mem", "time", "exclusive", "launcher", "starter"),
+    *("interface", "container", "partition", "qos", "account", "constraint", "array", "dependency", "signal"),
+    "supervise",
+)
 
-    words = options.words or []
-    root = jobs_root(options.jobs_dir)
+
+def read_launch(options: Options) -> "LaunchConfig":
+    """The options of the file and of the command line, with the launcher found. Raises `GlmforgeError`."""
+    from glmforge.config.secrets import HIDDEN
+    from glmforge.runtime.hostfile import parse_hosts
+    from glmforge_ops.jobs.new_job import read_options
+
+    def variable(text: str) -> tuple[str, str]:
+        name, equals, value = text.partition("=")
+        return name, value if equals else HIDDEN
+
+    given: dict[str, Any] = {name: getattr(options, name) for name in _AS_THEY_ARE}
+    for name in ("hosts", "nodelist", "exclude"):
+        text = getattr(options, name)
+        given[name] = None if text is None else parse_hosts(text, f"--{name}")
+    given["env"] = None if options.env is None else dict(map(variable, options.env))
+    given["sbatch_args"] = options.sbatch_arg
+    given["hostfile"] = options.hostfile and str(options.hostfile.absolute())
+    given["cluster"] = options.cluster and str(options.cluster.absolute())
+    of_supervisor = {"min_nodes": options.min_nodes, "spare_nodes": options.spare_nodes}
+    given["supervisor"] = {name: value for name, value in of_supervisor.items() if value is not None} or None
+    given = {name: str(value) if isinstance(value, StrEnum) else value for name, value in given.items()}
+    return read_options(options.options, {name: value for name, value in given.items() if value is not None})
+
+
+def _new_job(options: Options, config: "LaunchConfig") -> "NewJob":
+    from glmforge_ops.jobs.new_job import script_job, training_job
+    from glmforge_ops.jobs.registry import jobs_root
+
+    words, root = options.words or [], jobs_root(options.jobs_dir)
     if options.script is not None:
         return script_job(options.script, words, config, root, options.name, options.template)
     if not words:
@@ -165,77 +240,125 @@ def _new_job(options: _Options, config: "LaunchConfig") -> "NewJob":
     return training_job(words[0], words[1:], config, root, options.name, options.template)
 
 
-def _interact(options: _Options, config: "LaunchConfig") -> None:
-    import shlex
-
-    from glmforge_ops.jobs.submit.hand_over import scheduler_of
-    from glmforge_ops.jobs.submit.interactive import allocation, enter
-
-    if options.words or options.script is not None or options.sweep:
-        raise typer.BadParameter("--interactive gives a shell, and runs nothing: leave out CONFIG and --script")
-    command = allocation(config, options.name or "interactive")
-    if options.dry_run:
-        typer.echo(shlex.join(command))
-        return
-    scheduler_of(config.launcher).check(config)
-    enter(command, config)
-
-
-def _look_before(job: "NewJob", options: _Options) -> None:
+def _launch_sweep(options: Options, launch: "LaunchConfig") -> None:
     from glmforge.observe.work_progress import work_progress
-    from glmforge_ops.jobs.submit.preflight import check_fit, check_nodes
+    from glmforge_ops.cli.launch.sweep import start
+    from glmforge_ops.jobs import submit
+    from glmforge_ops.jobs.registry import jobs_root
+    from glmforge_ops.jobs.sweep.points import expand
+    from glmforge_ops.jobs.sweep.sweep import Sweep, make_sweep
 
-    launch = job.description.launch
-    if options.plan and job.config is not None:
-        typer.echo(f"plan: {check_fit(job.config, launch, options.gpu)}", err=True)
+    if options.script is not None or not options.words:
+        raise typer.BadParameter("a sweep is of a CONFIG, and not of a --script")
+    source, *overrides = options.words
+    points = expand(options.sweep or [], options.sweep_file)
+    with work_progress("checking points", first_line=200) as show:
+        new = make_sweep(
+            options.name,
+            source,
+            overrides,
+            points,
+            launch,
+            jobs_root(options.jobs_dir),
+            options.at_once,
+            options.template,
+            lambda done: show(done, f"{done:,} of {len(points):,}"),
+        )
+    if options.dry_run:
+        typer.echo(new.script if new.script is not None else new.jobs[0].script, nl=False)
+        for point, job in zip(points, new.jobs, strict=True):
+            tell(f"{job.directory.name}: {point}")
+        tell(f"{new.root}: is where it would be; nothing was submitted")
+        return
+    new.check(submit.scheduler_of)
+    if options.plan:
+        tell(f"plan: {new.check_fit(options.gpu)}")
+    _check_nodes(options, launch)
+    new.write()
+    tell(f"{new.root.name}: {len(points):,} points in {new.root}-*")
+    start(Sweep(new.root, submit.scheduler_of), failed_only=False, detach=options.detach, as_json=options.as_json)
+
+
+def _check_nodes(options: Options, launch: "LaunchConfig") -> None:
+    from glmforge.observe.work_progress import work_progress
+    from glmforge_ops.jobs.preflight import check_nodes
+
     if options.check:
         with work_progress("checking", 16) as show:
-            told = check_nodes(launch, show)
-        if told is not None:
-            typer.echo(f"check: {told}", err=True)
+            checked = check_nodes(launch, show)
+        if checked is not None:
+            tell(f"check: {checked}")
 
 
-def _submit(job: "NewJob", options: _Options) -> None:
+def _submit(job: "NewJob", options: Options) -> None:
+    """What was written does not stay, and keep its name, if nobody took the job."""
     from glmforge.config.secrets import require_secrets
+    from glmforge.errors import GlmforgeError
     from glmforge_ops.jobs.schedulers.here import become, id_of_this_process
-    from glmforge_ops.jobs.submit.hand_over import hand_over, note_submission
+    from glmforge_ops.jobs.submit import MayRunError, note_submission, submit
 
     launch = job.description.launch
     require_secrets(launch.secrets)
     in_foreground = launch.launcher in ("local", "ssh", "mpi") and not options.detach
     job.write()
-    with job.removed_if_refused():
+    try:
         if in_foreground:
             submission = note_submission(job.directory, id_of_this_process(), launch.launcher)
         else:
-            submission = hand_over(job.directory, tasks=[task.directory for task in job.tasks])
-    _tell(job, submission, as_json=options.as_json, runs_here=in_foreground)
+            submission = submit(job.directory, tasks=[task.directory for task in job.tasks])
+    except MayRunError:
+        raise
+    except GlmforgeError:
+        job.remove()
+        raise
+    _report(job, submission, as_json=options.as_json, runs_here=in_foreground)
     if in_foreground:
         become(job.directory)
 
 
-def _tell(job: "NewJob", submission: "Submission", *, as_json: bool, runs_here: bool) -> None:
+def _report(job: "NewJob", submission: "Submission", *, as_json: bool, runs_here: bool) -> None:
     from glmforge.observe.units import counted
 
-    root = job.directory.root
+    name, root, launch = job.directory.name, job.directory.root, job.description.launch
     if as_json:
-        told = {
-            "name": job.directory.name,
-            "directory": str(root),
-            "launcher": submission.launcher,
-            "submission": submission.id,
-            "run": None if job.description.run is None else str(job.description.run),
-        }
-        typer.echo(json.dumps(told))
+        run = None if job.description.run is None else str(job.description.run)
+        told = {"name": name, "directory": str(root), "launcher": submission.launcher, "submission": submission.id}
+        typer.echo(json.dumps(told | {"run": run}))
         return
-    launch = job.description.launch
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     size = f"{counted(launch.nodes, 'node')} x {counted(launch.ranks, 'rank')}"
     where = "here" if submission.launcher not in ("slurm", "pbs") else f"to {submission.launcher} as {submission.id}"
-    console.print(f"[bold]{job.directory.name}[/bold]: {size}, submitted {where}")
-    if launch.supervise:
-        console.print(f"Logs: {root}/attempts", markup=False)
-    elif not runs_here:
-        console.print(f"Logs: {root}/scheduler-*.log", markup=False)
+    console.print(f"[bold]{name}[/bold]: {size}, submitted {where}")
+    if launch.supervise or not runs_here:
+        console.print(f"Logs: {root}/{'attempts' if launch.supervise else 'scheduler-*.log'}", markup=False)
     if not runs_here:
-        console.print(f"Next: glmforge jobs follow {job.directory.name}", markup=False)
+        console.print(f"Next: glmforge jobs follow {name}", markup=False)
+
+
+_SWEEP_OPTION = "--sweep"
+
+
+class TakesSeveral(TyperCommand):
+    """A command whose `--sweep` goes on to the next option, or to a word without '='."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, spread(args))
+
+
+def spread(words: Sequence[str]) -> list[str]:
+    """`--sweep a=1,2 b=3,4` is `--sweep a=1,2 --sweep b=3,4`; nothing changes behind '--'."""
+    found: list[str] = []
+    is_value = goes_on = False  # the word belongs to the option just before, or to the values that it has already
+    for number, word in enumerate(words):
+        if word == "--":
+            return [*found, *words[number:]]
+        if is_value:
+            is_value, goes_on = False, True
+        elif word == _SWEEP_OPTION:
+            is_value = True
+        elif word.startswith("-") or "=" not in word:
+            goes_on = word.startswith(f"{_SWEEP_OPTION}=")
+        elif goes_on:
+            found.append(_SWEEP_OPTION)
+        found.append(word)
+    return found

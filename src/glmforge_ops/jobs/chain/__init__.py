@@ -1,1 +1,1 @@
-"""Stages of which each needs what earlier ones wrote, made from one file and run as one."""
+"""Stages that follow each other: made from one file, submitted and resumed together."""

@@ -29,13 +29,11 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 from typing import Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
 from glmforge.config.launch import JobName
-from glmforge.config.load import load_settings
 from glmforge.config.model import Strict, refuse
 from glmforge.config.secrets import HIDDEN, is_secret
 from glmforge.errors import ConfigError
@@ -119,11 +117,6 @@ class ChainFile(Strict):
                 found.add(need)
                 left += self.stages[need].needs
         return found
-
-
-def read_chain_file(path: Path) -> ChainFile:
-    """Raises `ConfigError`, with file and line."""
-    return load_settings(ChainFile, path)
 
 
 def without_secrets(chain: ChainFile) -> ChainFile:

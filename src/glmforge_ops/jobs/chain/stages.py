@@ -1,4 +1,4 @@
-"""A chain's stages worked out: whole configurations, commands, options and places, checked before anything starts.
+"""A chain's stages resolved: whole configurations, commands, options and places, checked before anything starts.
 
 A stage may begin from what an earlier one will have written. For the check, its run is stood in for by a directory of
 its configuration alone: all that a configuration takes from a run are its model and tokenizer.
@@ -38,7 +38,7 @@ class ChainStage:
     outputs: Mapping[str, Path]
 
 
-def work_out(chain: ChainFile, jobs: Path, directory: Path) -> list[ChainStage]:
+def resolve_stages(chain: ChainFile, jobs: Path, directory: Path) -> list[ChainStage]:
     """The stages in an order in which they can run.
 
     Args:
@@ -48,14 +48,14 @@ def work_out(chain: ChainFile, jobs: Path, directory: Path) -> list[ChainStage]:
     Raises `ConfigError`, which names the stage.
     """
     with ExitStack() as stack:
-        worked = _Work(chain, jobs, directory, stack)
-        stages = [worked.stage(name) for name in chain.in_order()]
+        resolver = _Resolver(chain, jobs, directory, stack)
+        stages = [resolver.stage(name) for name in chain.in_order()]
     _refuse_same_places(stages, directory)
     return stages
 
 
-class _Work:
-    """The stages that are worked out so far, and what later ones may name of them."""
+class _Resolver:
+    """The stages that are resolved so far, and what later ones may name of them."""
 
     def __init__(self, chain: ChainFile, jobs: Path, directory: Path, stack: ExitStack) -> None:
         self.chain, self.jobs, self.directory, self._stack = chain, jobs, directory, stack
@@ -125,7 +125,7 @@ class _Work:
         options = self._filled_values(_merged(self.chain.launch, given.launch), name, place)
         for key in ("dependency", "array"):
             if key in options:
-                raise ConfigError(f"{place}.{key}: is the chain's own; name stages in needs")
+                raise ConfigError(f"{place}.{key}: belongs to the chain; name stages in needs")
         if isinstance(given_env := options.get("env"), dict):
             options["env"] = self._without_secrets(given_env, f"{place}.env")
         return load_settings(LaunchConfig, from_value(options, place))

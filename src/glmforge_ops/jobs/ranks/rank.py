@@ -1,7 +1,7 @@
 """One rank: its command as a process group of its own, its log and its record.
 
 A thread per rank reads what the command prints. On a full disk lines are dropped and counted; the rank goes on. The
-record has the fields of `glmforge_ops.jobs.job.RankRecord`, which reads it.
+record has the fields of `glmforge.observe.job_records.RankRecord`, which reads it.
 """
 
 import ctypes

@@ -1,13 +1,24 @@
-"""What a scheduler is asked, whichever it is."""
+"""What a scheduler is asked, whichever it is; and its commands, run with a limit of time."""
 
-from collections.abc import Iterable
+import os
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import Protocol
 
 from glmforge.config.launch import LaunchConfig
-from glmforge_ops.jobs.job import JobDirectory
+from glmforge.errors import LaunchError
+from glmforge.files import escaped
+from glmforge.observe.job_records import JobDirectory
+from glmforge_ops.jobs.ranks.variables import NUMBERS
+
+SUBMIT_LIMIT_S = 120.0
+_LIMIT_S = 30.0
+_PREFERENCES = ("SQUEUE_", "SCANCEL_", "SACCT_", "SINFO_")
+_LONGEST_REASON = 300
 
 
 class State(StrEnum):
@@ -37,7 +48,7 @@ _ALIVE = {State.WAITING, State.HELD, State.RUNNING, State.SUSPENDED, State.ENDIN
 
 @dataclass(frozen=True)
 class Seen:
-    """A submission as its scheduler tells of it. Times are None where it does not say."""
+    """A submission as its scheduler reports it. Times are None where it gives none."""
 
     id: str
     state: State
@@ -48,25 +59,107 @@ class Seen:
     began: datetime | None = None
     ended: datetime | None = None
     is_forgotten: bool = False
-    """Of one that is UNKNOWN: the scheduler was asked, and does not know it any more."""
+    """Of one that is UNKNOWN: the scheduler answers, and no longer knows it."""
 
 
 class Scheduler(Protocol):
-    """Takes jobs and runs them. Every method raises `LaunchError` with one line and the mend."""
+    """Takes jobs and runs them. Every method raises `LaunchError`, one line with the fix."""
 
     name: str
 
     def check(self, launch: LaunchConfig) -> None:
         """Refuse what it would refuse, or never start: unknown partition, more nodes than there are, no scheduler."""
 
-    def submit(self, job: JobDirectory, launch: LaunchConfig) -> str:
-        """Hand over the job's script; its number."""
+    def submit(self, job: JobDirectory, launch: LaunchConfig, *, after: Sequence[str] = (), array: str = "") -> str:
+        """Submit the job's script; its number.
+
+        Args:
+            after: start when these submissions have succeeded.
+            array: tasks, in place of those of the script.
+
+        Raises `NoAnswerError` if it may have been submitted.
+        """
 
     def look(self, ids: Iterable[str]) -> dict[str, Seen]:
-        """Asks once for all. Those that it does not know are UNKNOWN."""
+        """All of them with one question. Those that it does not know are UNKNOWN."""
 
     def cancel(self, submission: str) -> None:
-        """Ends it; one that has ended already is left."""
+        """End it; one that has ended already is left."""
 
-    def again(self, seen: Seen) -> bool:
-        """Start a submission again under its number: one that was refused, or that is held. False: it cannot be."""
+    def release(self, submission: str) -> None:
+        """Let one start that the scheduler itself holds."""
+
+    def unnoted(self, job: JobDirectory) -> list[str]:
+        """Numbers of submissions of this job's script that wait or run, newest last, as far as they can be found."""
+
+
+class NoAnswerError(LaunchError):
+    """The scheduler itself does not answer, which says nothing of its jobs."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command printed, and its status."""
+
+    status: int
+    stdout: str
+    stderr: str
+
+    @property
+    def reason(self) -> str:
+        """Its complaint in one line: without the program's name and the word error."""
+        lines = [line.strip() for line in (self.stderr.strip() or self.stdout.strip()).splitlines()]
+        text = lines[-1] if lines else f"status {self.status}"
+        for prefix in ("error:", "fatal:", "allocation failure:"):
+            text = text.rpartition(prefix)[2].strip() or text
+        return escaped(text)[:_LONGEST_REASON]
+
+
+def ask(
+    *command: str,
+    environment: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    stdin: str = "",
+    limit_s: float = _LIMIT_S,
+) -> Answer:
+    """Run a command with this process's environment, or another. Raises `LaunchError`, `NoAnswerError`."""
+    try:
+        done = subprocess.run(
+            command,
+            env=dict(os.environ if environment is None else environment) | {"LC_ALL": "C"},
+            cwd=cwd,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise LaunchError(
+            f"{command[0]}: is not on this machine; run this where jobs are submitted, or choose another --launcher"
+        ) from None
+    except PermissionError as error:
+        raise LaunchError(f"{command[0]}: cannot be run ({error.strerror}); see who may use it") from None
+    except subprocess.TimeoutExpired:
+        raise NoAnswerError(f"{command[0]}: no answer within {limit_s:g} s") from None
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def asking() -> dict[str, str]:
+    """For Slurm's commands: nobody's preferences change what is printed, or what is cancelled."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_PREFERENCES)}
+    return kept | {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+
+
+def without_job(environment: Mapping[str, str], *others: str) -> dict[str, str]:
+    """The environment without variables that describe the job or rank in which this runs, and without `others`.
+
+    SLURM_* of a job in which `sbatch` is called would be taken for options of the new one.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith("SLURM_CONF")
+        or not (name in NUMBERS or name in others or name.startswith(("SLURM_", "SLURMD_", "SRUN_", "PBS_")))
+    }

@@ -11,17 +11,16 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import NoReturn
 
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
 from glmforge.files import open_regular, shown
+from glmforge.observe.job_records import JobDirectory
 from glmforge.runtime.process import ProcessIdentity, identify, is_alive, is_suspended, this_process
-from glmforge_ops.jobs.job import JobDirectory
-from glmforge_ops.jobs.schedulers.base import Seen, State
-from glmforge_ops.jobs.schedulers.commands import ask
+from glmforge_ops.jobs.schedulers.base import Seen, State, ask
 
 _ID = re.compile(r"(?P<pid>[1-9]\d{0,9})\.(?P<began>\d+)\.(?P<boot>[0-9a-f]*)\.(?P<namespace>\d*)@(?P<host>[^\s@]+)")
 _NEEDS = {"ssh": "ssh", "mpi": "mpirun"}
@@ -34,19 +33,17 @@ class Here:
 
     def check(self, launch: LaunchConfig) -> None:
         """Whether the launcher's program is there, and options mean something. Raises `LaunchError`."""
-        for field, of in (("array", "Slurm and PBS"), ("dependency", "Slurm and PBS"), ("constraint", "Slurm")):
-            if getattr(launch, field):
-                raise LaunchError(f"{field}: is of {of}, not of the launcher {launch.launcher}; leave it out")
-        for field in ("partition", "qos", "account"):
+        for field in ("partition", "qos", "account", "array", "dependency", "constraint", "nodelist", "sbatch_args"):
             if getattr(launch, field):
                 raise LaunchError(f"{field}: the launcher {launch.launcher} has no scheduler; leave it out")
         program = _NEEDS.get(launch.launcher)
         if program is not None and launch.starter != "torchrun" and shutil.which(program) is None:
             raise LaunchError(f"{program}: is not on this machine; install it, or choose another --launcher")
-        if program == "mpirun":
-            _check_mpirun()
+        # There are others of that name, Slurm's for PBS among them.
+        if program == "mpirun" and not re.search("Open MPI|OpenRTE", ask("mpirun", "--version").stdout):
+            raise LaunchError(f"mpirun: {shutil.which('mpirun')} is not Open MPI's; put that one first on PATH")
 
-    def submit(self, job: JobDirectory, launch: LaunchConfig) -> str:
+    def submit(self, job: JobDirectory, launch: LaunchConfig, *, after: Sequence[str] = (), array: str = "") -> str:
         """Start the script in a session of its own, which goes on when this process and its terminal are gone."""
         log = job.root / f"scheduler-{datetime.now(UTC):%Y%m%dT%H%M%S}.log"
         with open_regular(log, "ab") as output:
@@ -80,16 +77,12 @@ class Here:
         except PermissionError:
             raise LaunchError(f"process {pid}: is another user's; ask them to end it") from None
 
-    def again(self, seen: Seen) -> bool:
-        """A process that has ended does not come back under its number."""
-        return False
+    def release(self, submission: str) -> None:
+        """Nothing is held here."""
 
-
-def _check_mpirun() -> None:
-    """There are others of that name, Slurm's for PBS among them. Raises `LaunchError`."""
-    told = ask("mpirun", "--version").stdout
-    if "Open MPI" not in told and "OpenRTE" not in told:
-        raise LaunchError(f"mpirun: {shutil.which('mpirun')} is not Open MPI's; put that one first on PATH")
+    def unnoted(self, job: JobDirectory) -> list[str]:
+        """What runs here is noted by whoever starts it, before it does anything."""
+        return []
 
 
 def id_of_this_process() -> str:
@@ -115,7 +108,7 @@ def _process(submission: str) -> ProcessIdentity:
     """The process that has the number now. Raises `LaunchError` if the text is none of ours."""
     found = _ID.fullmatch(submission)
     if found is None:
-        raise LaunchError(f"{shown(submission)}: is no number of a process of ours")
+        raise LaunchError(f"{shown(submission)}: is not the number of a process that glmforge started")
     return identify(int(found["pid"]))
 
 

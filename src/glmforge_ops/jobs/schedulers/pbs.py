@@ -6,23 +6,19 @@ some minutes, and Slurm's qstat not at all: the job's own files do. None of them
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from glmforge.config.explain import suggest
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
 from glmforge.files import shown
-from glmforge_ops.jobs.job import JobDirectory
-from glmforge_ops.jobs.ranks.variables import NUMBERS
-from glmforge_ops.jobs.schedulers.base import Seen, State
-from glmforge_ops.jobs.schedulers.commands import Answer, NoAnswerError, ask
-from glmforge_ops.jobs.script.amounts import megabytes, seconds
-from glmforge_ops.jobs.script.node_counts import least_nodes
+from glmforge.observe.job_records import JobDirectory
+from glmforge_ops.jobs.schedulers.base import SUBMIT_LIMIT_S, Answer, NoAnswerError, Seen, State, ask, without_job
+from glmforge_ops.jobs.script.amounts import least_nodes
 
 _ID = re.compile(r"\d{1,12}(\[\d{0,9}\])?(\.[A-Za-z0-9][A-Za-z0-9_.-]{0,250})?")
 _JOB = re.compile(r"(?<=:)\d+(?:\[\d*\])?(?:\.[A-Za-z0-9_.-]+)?(?=[:,]|$)")
-_SUBMIT_LIMIT_S = 120.0
 _UNKNOWN_JOB, _HAS_FINISHED = 153, 35
 
 _STATES = {
@@ -41,7 +37,7 @@ _STATES = {
     "X": State.ENDED,
 }
 _SIGNALLED = 256
-_NOT_OURS = {"qos": "a quality of service", "constraint": "features of nodes", "exclude": "nodes that are left out"}
+_SLURMS_ALONE = ("qos", "constraint", "exclude", "nodelist", "sbatch_args")
 
 
 class Pbs:
@@ -51,25 +47,30 @@ class Pbs:
 
     def check(self, launch: LaunchConfig) -> None:
         """Raises `LaunchError`: one line, before anything is submitted."""
-        for field, what in _NOT_OURS.items():
+        for field in _SLURMS_ALONE:
             if getattr(launch, field):
-                raise LaunchError(f"{field}: PBS has no option for {what}; leave it out, or write a --template")
+                raise LaunchError(f"{field}: PBS has no such option; leave it out, or write a --template")
         if "?" in (launch.dependency or ""):
             raise LaunchError("dependency: PBS knows no '?'; separate with commas, all of which have to be met")
         queues = _queues()
         if launch.partition is not None and launch.partition not in queues:
             raise LaunchError(f"partition: PBS has no queue '{launch.partition}'; {suggest(launch.partition, queues)}")
-        _check_time(launch)
-        _check_nodes(launch)
+        answer = ask("pbsnodes", "-a")
+        num_nodes = len([part for part in re.split(r"\n\s*\n", answer.stdout) if " = " in part])
+        if answer.status or least_nodes(launch) > num_nodes:
+            why = f"pbsnodes: {_complaint(answer)}" if answer.status else f"{num_nodes}"
+            raise LaunchError(f"nodes: {least_nodes(launch)} is more than PBS has: {why}")
         for job in dict.fromkeys(_JOB.findall(launch.dependency or "")):
             if _look(job).state is State.UNKNOWN:
-                raise LaunchError(f"dependency: PBS knows no job {job}; 'qstat' shows those that there are")
+                raise LaunchError(f"dependency: PBS knows no job {job}; 'qstat' shows yours")
 
-    def submit(self, job: JobDirectory, launch: LaunchConfig) -> str:
+    def submit(self, job: JobDirectory, launch: LaunchConfig, *, after: Sequence[str] = (), array: str = "") -> str:
         """Raises `LaunchError`, and `NoAnswerError` if it may have been submitted."""
         # Names without a directory: Slurm's qsub puts its command line together without quotation marks.
-        command = ("qsub", "-o", "scheduler.log", "-j", "oe", job.script.name)
-        answer = ask(*command, environment=environment_of(), cwd=job.root, limit_s=_SUBMIT_LIMIT_S, mend="")
+        options = ["-W", f"depend=afterok:{':'.join(after)}"] if after else []
+        options += ["-J", array] if array else []
+        command = ("qsub", *options, "-o", "scheduler.log", "-j", "oe", job.script.name)
+        answer = ask(*command, environment=without_job(os.environ), cwd=job.root, limit_s=SUBMIT_LIMIT_S)
         id_ = (answer.stdout.split() or [""])[-1]
         if answer.status or not _ID.fullmatch(id_):
             raise LaunchError(f"qsub: {_complaint(answer)}; nothing was submitted")
@@ -81,25 +82,26 @@ class Pbs:
     def cancel(self, submission: str) -> None:
         """Raises `LaunchError` if PBS does not do it."""
         if not _ID.fullmatch(submission):
-            raise LaunchError(f"{shown(submission)}: is no number of a PBS job")
+            raise LaunchError(f"{shown(submission)}: is not the number of a PBS job")
         answer = ask("qdel", submission)
         # Slurm's qdel fails without a word for a job that has ended.
         if answer.status and not _is_over(answer) and not _look(submission).state.is_over:
             raise LaunchError(f"qdel {submission}: {_complaint(answer)}")
 
-    def again(self, seen: Seen) -> bool:
-        """PBS tells nothing of starts that it refused."""
-        return False
+    def release(self, submission: str) -> None:
+        """Raises `LaunchError`."""
+        answer = ask("qrls", submission)
+        if answer.status:
+            raise LaunchError(f"qrls {submission}: {_complaint(answer)}")
 
-
-def environment_of(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What qsub gets: without variables that tell of another job."""
-    return {name: value for name, value in environment.items() if _is_passed_on(name)}
+    def unnoted(self, job: JobDirectory) -> list[str]:
+        """PBS does not say from where a job was submitted."""
+        return []
 
 
 def _look(id_: str) -> Seen:
     if not _ID.fullmatch(id_):
-        return Seen(id_, State.UNKNOWN, "is no number of a PBS job")
+        return Seen(id_, State.UNKNOWN, "is not the number of a PBS job")
     try:
         fields = _fields(id_)
     except LaunchError as error:
@@ -164,44 +166,6 @@ def _queues() -> list[str]:
     return [line.split()[0] for line in lines[rule + 1 :] if line.strip()]
 
 
-def _check_time(launch: LaunchConfig) -> None:
-    if launch.time is None or launch.partition is None:
-        return
-    answer = ask("qstat", "-Q", "-f", launch.partition)
-    limit = dict(_attributes(answer.stdout)).get("resources_max.walltime", "")
-    if re.fullmatch(r"\d+(:\d+){2}", limit) and seconds(launch.time) > seconds(limit):
-        raise LaunchError(f"time: {launch.time} is above the limit of queue {launch.partition}, {limit}")
-
-
-def _check_nodes(launch: LaunchConfig) -> None:
-    answer = ask("pbsnodes", "-a")
-    if answer.status:
-        raise LaunchError(f"pbsnodes: {_complaint(answer)}")
-    nodes = [dict(_attributes(part)) for part in re.split(r"\n\s*\n", answer.stdout) if " = " in part]
-    wanted = least_nodes(launch)
-    if wanted > len(nodes):
-        raise LaunchError(f"nodes: {wanted} is more than PBS has: {len(nodes)}")
-    for field, asked, names in (
-        ("gpus-per-node", launch.gpus_per_node, ("resources_available.ngpus", "gpus")),
-        ("mem", megabytes(launch.mem or "0"), ("resources_available.mem", "availmem")),
-        ("cpus-per-task", launch.ranks * (launch.cpus_per_task or 1), ("resources_available.ncpus", "np")),
-    ):
-        have = [_amount(node, names) for node in nodes]
-        if sum(each >= asked for each in have) < wanted:
-            what = {"mem": f"{asked} MB", "cpus-per-task": f"{asked} CPUs ({launch.ranks} ranks)"}.get(field, asked)
-            raise LaunchError(f"{field}: {what} on each of {wanted} nodes: PBS has at most {max(have)}")
-
-
-def _amount(node: Mapping[str, str], names: tuple[str, ...]) -> int:
-    """A count, or megabytes, of the first of these that a node tells."""
-    status = dict(part.split("=", 1) for part in node.get("status", "").split(",") if "=" in part)
-    text = next((fields[name] for name in names for fields in (node, status) if name in fields), "0").lower()
-    found = re.fullmatch(r"(\d+)(?:([kmgt]?)b)?", text)
-    if found is None:
-        return 0
-    return int(found[1]) if found[2] is None else megabytes(f"{found[1]}{found[2].upper() or 'M'}")
-
-
 def _is_over(answer: Answer) -> bool:
     text = answer.stderr + answer.stdout
     return answer.status in (_UNKNOWN_JOB, _HAS_FINISHED) or "Unknown Job Id" in text or "has finished" in text
@@ -211,12 +175,6 @@ def _complaint(answer: Answer) -> str:
     """Slurm's qsub shows what sbatch said as a Perl list in quotation marks."""
     told = re.findall(r"error: ([^\n']+)", answer.stdout)
     return shown(told[-1]) if told else answer.reason
-
-
-def _is_passed_on(name: str) -> bool:
-    if name in NUMBERS or name.startswith(("PBS_", "SBATCH_")):
-        return False
-    return not name.startswith(("SLURM_", "SLURMD_", "SRUN_")) or name.startswith("SLURM_CONF")
 
 
 def _number(text: str) -> int:

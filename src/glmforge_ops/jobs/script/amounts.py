@@ -1,7 +1,9 @@
-"""Times and amounts as schedulers write them."""
+"""Times and amounts as schedulers write them, and how many nodes a job asks for."""
 
 import math
 import re
+
+from glmforge.config.launch import LaunchConfig
 
 _TIME = re.compile(r"(?:(?P<days>\d+)-)?(?P<rest>\d+(?::\d+){0,2})")
 _UNITS = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
@@ -41,3 +43,24 @@ def pbs_amount(text: str) -> str:
     """64G as PBS writes it: 64gb."""
     unit = text[-1] if text[-1] in _UNITS else "M"
     return f"{text.rstrip('KMGT')}{unit.lower()}b"
+
+
+def least_nodes(launch: LaunchConfig) -> int:
+    """With fewer it never starts.
+
+    Slurm gives a supervised job as many of a range as there are; elsewhere spares are asked for like the other nodes.
+    """
+    if _is_range(launch):
+        return launch.supervisor.min_nodes or launch.nodes
+    return launch.nodes + launch.supervisor.spare_nodes
+
+
+def most_nodes(launch: LaunchConfig) -> int:
+    """It has use for no more, spares included."""
+    if _is_range(launch):
+        return max(launch.nodes, launch.supervisor.max_nodes or 0) + launch.supervisor.spare_nodes
+    return least_nodes(launch)
+
+
+def _is_range(launch: LaunchConfig) -> bool:
+    return launch.launcher == "slurm" and launch.supervise

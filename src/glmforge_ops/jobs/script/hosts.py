@@ -7,7 +7,7 @@ from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
 from glmforge.runtime.hostfile import parse_hosts, read_hostfile
 from glmforge_ops.hosts.machines import load_cluster, machines_of, ssh_of
-from glmforge_ops.jobs.script.node_counts import least_nodes
+from glmforge_ops.jobs.script.amounts import least_nodes
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def hosts_of(launch: LaunchConfig) -> Hosts:
     if launch.launcher not in ("ssh", "mpi"):
         return NO_HOSTS
     if cluster.nodes is None and cluster.hostfile is None and cluster.slurm is None:
-        raise LaunchError(f"hosts: the launcher {launch.launcher} needs them; give --hosts, --hostfile or --cluster")
+        raise LaunchError(f"hosts: the launcher {launch.launcher} needs them; pass --hosts, --hostfile or --cluster")
     names = tuple(machine.name for machine in machines_of(cluster) if machine.name not in launch.exclude)
     wanted = least_nodes(launch)
     if wanted > len(names):

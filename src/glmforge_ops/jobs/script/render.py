@@ -6,7 +6,6 @@ values and may include ours: `{% include "slurm_directives.jinja" %}`. It is ren
 handed around, and shall not do more than make text.
 """
 
-import shlex
 import sys
 from dataclasses import dataclass
 from functools import cache
@@ -17,11 +16,10 @@ import jinja2
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.files import read_text, shown
-from glmforge_ops.jobs.job import JobDescription
-from glmforge_ops.jobs.script.amounts import hours_minutes_seconds, pbs_amount
+from glmforge.observe.job_records import JobDescription
+from glmforge_ops.jobs.script.amounts import hours_minutes_seconds, least_nodes, most_nodes, pbs_amount
 from glmforge_ops.jobs.script.container import by_pyxis, in_apptainer, is_apptainers
 from glmforge_ops.jobs.script.hosts import NO_HOSTS, Hosts
-from glmforge_ops.jobs.script.node_counts import least_nodes, most_nodes
 from glmforge_ops.render import safe_environment
 
 _OWN_NAME = "(your template)"
@@ -45,6 +43,7 @@ class Script:
         hosts: of the launchers that have no scheduler.
         address: of the first of them, at which ranks meet; None: its name.
         ssh: how hosts are called.
+        task_digits: of an array: the job of task 7 is NAME-7, or NAME-007.
     """
 
     name: str
@@ -59,6 +58,7 @@ class Script:
     hosts: tuple[str, ...] = ()
     address: str | None = None
     ssh: tuple[str, ...] = ("ssh",)
+    task_digits: int = 1
 
     @classmethod
     def of(cls, description: JobDescription, job: Path, hosts: Hosts = NO_HOSTS) -> "Script":
@@ -107,20 +107,6 @@ def slurm_directives(launch: LaunchConfig, name: str = "glmforge") -> str:
     return _render(_ours(), "slurm_directives.jinja", Script(name=name, launch=launch))
 
 
-def slurm_options(launch: LaunchConfig, name: str = "glmforge") -> list[str]:
-    """The same as options of salloc."""
-    return _options("#SBATCH ", slurm_directives(launch, name))
-
-
-def pbs_options(launch: LaunchConfig, name: str) -> list[str]:
-    """The #PBS lines of a job as options of qsub."""
-    return _options("#PBS ", _render(_ours(), "pbs_directives.jinja", Script(name=name, launch=launch)))
-
-
-def _options(marker: str, text: str) -> list[str]:
-    return [word for line in text.splitlines() if line.startswith(marker) for word in shlex.split(line)[1:]]
-
-
 def _render(environment: jinja2.Environment, name: str, script: Script) -> str:
     """Of plain values: an object would bring its methods, and a template of a stranger's could call them."""
     launch = script.launch
@@ -137,6 +123,7 @@ def _render(environment: jinja2.Environment, name: str, script: Script) -> str:
         hosts=script.hosts,
         address=script.address,
         ssh=script.ssh,
+        task_digits=script.task_digits,
         least_nodes=least_nodes(launch),
         most_nodes=most_nodes(launch),
         ranks=launch.ranks,

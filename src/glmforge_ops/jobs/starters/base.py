@@ -14,7 +14,7 @@ from typing import IO, Protocol
 
 from glmforge.errors import LaunchError
 from glmforge.files import open_regular
-from glmforge_ops.jobs.job import AttemptDirectory
+from glmforge.observe.job_records import AttemptDirectory
 from glmforge_ops.jobs.ranks.assignment import Assignment
 from glmforge_ops.jobs.script.container import in_apptainer
 

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping
 
 from glmforge.errors import LaunchError
-from glmforge_ops.jobs.job import AttemptDirectory
+from glmforge.observe.job_records import AttemptDirectory
 from glmforge_ops.jobs.ranks.assignment import Assignment
 from glmforge_ops.jobs.starters.base import (
     KILL_LIMIT_S,

@@ -20,9 +20,9 @@ import signal
 import subprocess
 
 from glmforge.errors import LaunchError
-from glmforge_ops.jobs.job import AttemptDirectory
+from glmforge.observe.job_records import AttemptDirectory
 from glmforge_ops.jobs.ranks.assignment import Assignment
-from glmforge_ops.jobs.schedulers.slurm_jobs import asking
+from glmforge_ops.jobs.schedulers.base import asking
 from glmforge_ops.jobs.script.container import by_pyxis, is_apptainers
 from glmforge_ops.jobs.starters.base import (
     STARTER_LOG,

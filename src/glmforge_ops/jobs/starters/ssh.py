@@ -11,9 +11,9 @@ import socket
 import subprocess
 
 from glmforge.files import open_regular
+from glmforge.observe.job_records import AttemptDirectory
 from glmforge.runtime.hostfile import LOCAL
 from glmforge.runtime.ssh import UNREACHABLE, Ssh, explain_unreachable, last_line
-from glmforge_ops.jobs.job import AttemptDirectory
 from glmforge_ops.jobs.ranks.assignment import Assignment
 from glmforge_ops.jobs.starters.base import ranks_command, spawn, write_assignment
 from glmforge_ops.jobs.starters.local import Nodes

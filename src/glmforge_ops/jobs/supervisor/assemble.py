@@ -12,6 +12,7 @@ from glmforge.config.layout import resolve_layout
 from glmforge.config.load import load_config
 from glmforge.errors import ConfigError, LaunchError
 from glmforge.files import read_text
+from glmforge.observe.job_records import JobDescription, JobDirectory
 from glmforge.runtime.hostfile import HostLine, expand_hosts, read_host_lines
 from glmforge_ops.health.checks.check import Context, Level
 from glmforge_ops.health.checks.examine import REACH, examine
@@ -20,7 +21,6 @@ from glmforge_ops.health.checks.registry import choose_checks
 from glmforge_ops.health.checks.thresholds import Thresholds
 from glmforge_ops.hosts.fanout import Fanout
 from glmforge_ops.hosts.machines import fanout_of, load_cluster, machines_of, ssh_of
-from glmforge_ops.jobs.job import JobDescription, JobDirectory
 from glmforge_ops.jobs.schedulers.here import id_of_this_process
 from glmforge_ops.jobs.starters.base import Starter
 from glmforge_ops.jobs.starters.local import LocalStarter

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from glmforge.config.launch import SupervisorConfig
-from glmforge_ops.jobs.job import AttemptRecord, Cause, Verdict
+from glmforge.observe.job_records import AttemptRecord, Cause, Verdict
 from glmforge_ops.jobs.supervisor.nodes import Failure, Ledger, Out
 
 FORGIVEN_AFTER = timedelta(hours=1)

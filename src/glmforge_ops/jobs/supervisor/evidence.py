@@ -11,9 +11,9 @@ from typing import Any
 
 from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.files import escaped, read_end
+from glmforge.observe.job_records import AttemptRecord, JobDescription, JobDirectory, RankRecord
 from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import RunDirectory
-from glmforge_ops.jobs.job import AttemptRecord, JobDescription, JobDirectory, RankRecord
 from glmforge_ops.jobs.supervisor.hangs import HangDump, read_dumps
 
 _MOST_LOGS, _MOST_LINES, _TAIL, _LINE = 64, 40, 1 << 16, 600

@@ -16,7 +16,7 @@ import signal
 from collections import Counter
 from collections.abc import Sequence
 
-from glmforge_ops.jobs.job import AttemptRecord, Cause, RankRecord, Verdict
+from glmforge.observe.job_records import AttemptRecord, Cause, RankRecord, Verdict
 from glmforge_ops.jobs.supervisor.evidence import Evidence
 from glmforge_ops.jobs.supervisor.hangs import who_hangs
 from glmforge_ops.jobs.supervisor.words import (

@@ -14,8 +14,8 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 from glmforge.config.launch import SupervisorConfig
 from glmforge.errors import LaunchError
 from glmforge.files import read_json
+from glmforge.observe.job_records import JobDirectory
 from glmforge.observe.run import write_text
-from glmforge_ops.jobs.job import JobDirectory
 
 ALLOWED = "node allowed"
 """The event by which a person takes a node back."""

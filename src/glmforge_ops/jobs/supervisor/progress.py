@@ -11,8 +11,8 @@ from datetime import datetime
 from pathlib import Path
 
 from glmforge.files import open_regular
+from glmforge.observe.job_records import AttemptDirectory, RankRecord
 from glmforge.observe.run import RunDirectory
-from glmforge_ops.jobs.job import AttemptDirectory, RankRecord
 from glmforge_ops.jobs.supervisor.evidence import RunEvent, first_step, read_ranks, read_run_events
 
 _TAIL = 1 << 16

@@ -13,9 +13,8 @@ from typing import Any
 
 from glmforge.config.launch import SupervisorConfig
 from glmforge.errors import GlmforgeError
-from glmforge_ops.jobs.cancelled import is_cancelled
-from glmforge_ops.jobs.goodput.measure import write_goodput
-from glmforge_ops.jobs.job import AttemptRecord, Cause, JobDirectory, RankRecord, Verdict, utc_now
+from glmforge.observe.job_records import AttemptRecord, Cause, JobDirectory, RankRecord, Verdict, utc_now
+from glmforge.report.goodput import write_goodput
 from glmforge_ops.jobs.supervisor.decide import Do, with_failure
 from glmforge_ops.jobs.supervisor.nodes import Ledger, Out
 from glmforge_ops.jobs.supervisor.places import Allocation
@@ -174,7 +173,7 @@ class Records:
     def cancelled(self) -> bool:
         """Whether somebody has cancelled the newest submission; not, if that cannot be read."""
         with self._said("events not read"):
-            return is_cancelled(self.job)
+            return self.job.is_cancelled()
         return False
 
     def add_up(self) -> None:

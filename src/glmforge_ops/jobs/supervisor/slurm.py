@@ -15,7 +15,7 @@ from glmforge.errors import HostError, LaunchError
 from glmforge.runtime.slurm import address_of_node
 from glmforge_ops.health.checks.drain import apply_to_node
 from glmforge_ops.hosts.machines import ask_slurm
-from glmforge_ops.jobs.schedulers.slurm_jobs import asking
+from glmforge_ops.jobs.schedulers.base import asking
 from glmforge_ops.jobs.script.amounts import seconds
 
 _OVER = {"COMPLETING", "CANCELLED", "TIMEOUT", "PREEMPTED", "COMPLETED", "FAILED", "NODE_FAIL", "DEADLINE"}

@@ -21,8 +21,8 @@ from typing import Any
 
 from glmforge.errors import GlmforgeError
 from glmforge.observe.job import ATTEMPT_VARIABLE, DIRECTORY_VARIABLE, NAME_VARIABLE
-from glmforge.runtime.lease import HeldError, Lease
-from glmforge_ops.jobs.job import (
+from glmforge.observe.job_records import (
+    STARTED,
     SUPERVISOR_LEASE,
     AttemptDirectory,
     AttemptRecord,
@@ -31,8 +31,8 @@ from glmforge_ops.jobs.job import (
     Verdict,
     utc_now,
 )
+from glmforge.runtime.lease import HeldError, Lease
 from glmforge_ops.jobs.ranks.assignment import Assignment
-from glmforge_ops.jobs.refused import STARTED
 from glmforge_ops.jobs.starters.base import Running, Starter
 from glmforge_ops.jobs.supervisor.decide import Decision, Do, Situation, decide
 from glmforge_ops.jobs.supervisor.evidence import Evidence, first_step, gather, read_ranks, run_directory

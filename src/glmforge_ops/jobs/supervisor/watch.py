@@ -17,7 +17,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from glmforge_ops.jobs.job import RankRecord
+from glmforge.observe.job_records import RankRecord
 from glmforge_ops.jobs.starters.base import Running
 from glmforge_ops.jobs.supervisor.judge import HUNG, INTERRUPTED, PREEMPTED
 from glmforge_ops.jobs.supervisor.progress import Progress

@@ -97,7 +97,7 @@ class Range:
 class RandomSearch(Strict):
     """Draws of all its settings at once."""
 
-    count: PositiveInt
+    count: PositiveInt = Field(le=MAX_POINTS)
     seed: NonNegativeInt = 0
     settings: dict[str, Any] = Field(min_length=1, description="key: a list to choose from, or a range of two numbers")
 
@@ -174,8 +174,6 @@ def _listed(points: list[dict[str, Any]], place: str) -> list[dict[str, Any]]:
 
 
 def _drawn(search: RandomSearch, place: str) -> list[dict[str, Any]]:
-    if search.count > MAX_POINTS:
-        raise ConfigError(f"{place}.count: {search.count:,}; at most {MAX_POINTS:,} points can be")
     choices = {key: _choice(key, given, place) for key, given in search.settings.items()}
     return [
         {key: _draw(choice, random.Random(f"{search.seed}/{key}/{number}")) for key, choice in choices.items()}
@@ -200,7 +198,7 @@ def _values(given: Any, place: str) -> list[Any]:
         span, count = _range(found, 3, place)
         return _distinct(span.spread(count), place)
     if not isinstance(given, list):
-        raise ConfigError(f"{place}: {reprlib.repr(given)} is no list of values, nor a range such as log(1e-4,3e-3,5)")
+        raise ConfigError(f"{place}: {reprlib.repr(given)} expected a list or a range such as log(1e-4,3e-3,5)")
     return _distinct(given, place)
 
 
@@ -219,7 +217,7 @@ def _range(found: re.Match[str], num_arguments: int, place: str) -> tuple[Range,
         raise ConfigError(f"{place}: integer({low:g}, {high:g}): both ends must be integers")
     count = rest[0] if rest else 0
     if rest and not (isinstance(count, int) and 2 <= count <= MAX_POINTS):
-        raise ConfigError(f"{place}: count: {count:g} is no integer from 2 to {MAX_POINTS:,}")
+        raise ConfigError(f"{place}: count: expected an integer from 2 to {MAX_POINTS:,}, not {count:g}")
     return Range(kind, low, high), count
 
 
@@ -259,7 +257,7 @@ def _refuse_keys_given_twice(factors: Sequence[Sequence[Mapping[str, Any]]]) -> 
 
 def _check_key(key: str, place: str) -> None:
     if not _KEY.match(key):
-        raise ConfigError(f"{place}: '{shown(key)}' is no dotted key such as optim.lr")
+        raise ConfigError(f"{place}: '{shown(key)}' expected a dotted key such as optim.lr")
 
 
 def _is_number(value: Any) -> bool:

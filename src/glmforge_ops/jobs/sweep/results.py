@@ -1,8 +1,8 @@
-"""What has come of a sweep's points: a row for each, read from the runs' own files.
+"""What has come of a sweep's points: a row for each, read from the runs' own files; as a table, CSV, JSON or page.
 
 The held-out loss is the mean over the held-out sources of each source's newest evaluation, in bits per byte, so that
-runs of different tokenizers compare. What a run has not recorded is None. A run whose records are damaged is told as
-such and does not hide the others.
+runs of different tokenizers compare. What a run has not recorded is None. A run whose records are damaged is reported
+as such and does not hide the others.
 """
 
 import csv
@@ -18,32 +18,30 @@ from typing import Any
 from glmforge.errors import LaunchError
 from glmforge.observe.record_files import RunFileError, read_jsonl
 from glmforge.observe.run import RunDirectory
+from glmforge.observe.units import counted, format_count, format_duration
+from glmforge.report.page import Tile
+from glmforge.report.sweep_view import SweepRun, SweepView
 from glmforge_ops.jobs.sweep.points import value_words
 
 MEASURES = {
-    "loss": "loss of the last record, nats/token",
-    "best_loss": "smallest loss of any record, nats/token",
+    "loss": "last loss, nats/token",
+    "best_loss": "best loss, nats/token",
     "held_out": "held-out loss, bits/byte",
-    "tokens_per_second": "median",
-    "seconds": "spent in training steps",
-    "step": "steps done",
+    "tokens_per_second": "tokens/s",
+    "seconds": "training time, s",
+    "step": "steps",
 }
 """What rows can be sorted by, besides settings, 'task' and 'state'."""
 
-LARGER_IS_BETTER = {"tokens_per_second", "step"}
-
-
-@dataclass(frozen=True)
-class Curve:
-    """A quantity over tokens."""
-
-    tokens: list[float]
-    values: list[float]
+_LARGER_IS_BETTER = {"tokens_per_second", "step"}
+_COLUMNS = ("state", "step", "loss", "best", "held-out", "tokens/s", "time")
+"""After the job and its settings; all but the first hold numbers."""
+_MAX_SETTING = 40
 
 
 @dataclass(frozen=True)
 class Result:
-    """A point, its job's state, and what its run has recorded."""
+    """A point, its job's state, and what its run has recorded; `losses`: tokens and loss of each record."""
 
     task: int
     job: str
@@ -57,7 +55,7 @@ class Result:
     held_out: float | None = None
     tokens_per_second: float | None = None
     seconds: float | None = None
-    losses: Curve = field(default_factory=lambda: Curve([], []), repr=False)
+    losses: Sequence[tuple[float, float]] = field(default=(), repr=False)
 
     def value(self, key: str) -> Any:
         """Of a measure, of 'task' or 'state', else of a setting; None where there is none."""
@@ -77,36 +75,37 @@ def read_results(run: Path | None) -> dict[str, Any]:
     if not metrics:
         return {}
     losses = [(record["tokens"], record["loss"]) for record in metrics if _is_number(record.get("loss"))]
-    finite = [loss for _, loss in losses if math.isfinite(loss)]
     speeds = [record["tokens_per_second"] for record in metrics if _is_number(record.get("tokens_per_second"))]
+    newest = {
+        str(row.get("source")): row["bits_per_byte"] for row in evaluations if _is_number(row.get("bits_per_byte"))
+    }
     return {
         "step": metrics[-1].get("step"),
         "loss": losses[-1][1] if losses else None,
-        "best_loss": min(finite, default=None),
-        "held_out": _held_out(evaluations),
+        "best_loss": min((loss for _, loss in losses if math.isfinite(loss)), default=None),
+        "held_out": mean(newest.values()) if newest else None,
         "tokens_per_second": median(speeds) if speeds else None,
         "seconds": _seconds(metrics),
-        "losses": Curve([tokens for tokens, _ in losses], [loss for _, loss in losses]),
+        "losses": losses,
     }
 
 
-def sort_key(results: Sequence[Result], key: str, settings: Sequence[str]) -> str:
-    """`key` if results can be sorted by it. Raises `LaunchError`, with those that can be."""
+def ranked(results: Sequence[Result], key: str | None, settings: Sequence[str]) -> list[Result]:
+    """The best first, by `key` or else the default measure; those without the value last, by their number.
+
+    Raises `LaunchError` for a column that the sweep does not have.
+    """
     known = [*MEASURES, "task", "state", *settings]
+    key = key or default_measure(results)
     if key not in known:
-        raise LaunchError(f"--sort {key}: no column of this sweep; it has {', '.join(known)}")
-    return key
-
-
-def ranked(results: Iterable[Result], key: str) -> list[Result]:
-    """The best first; those without the value last, by their number."""
+        raise LaunchError(f"--sort {key}: unknown column; choose one of {', '.join(known)}")
 
     def order(result: Result) -> tuple[Any, ...]:
         value = result.value(key)
         if value is None or (isinstance(value, float) and math.isnan(value)):
             return 2, 0, result.task
         if _is_number(value):
-            return 0, -value if key in LARGER_IS_BETTER else value, result.task
+            return 0, -value if key in _LARGER_IS_BETTER else value, result.task
         return 1, value_words(value), result.task
 
     return sorted(results, key=order)
@@ -117,8 +116,23 @@ def default_measure(results: Iterable[Result]) -> str:
     return "held_out" if any(result.held_out is not None for result in results) else "loss"
 
 
+def lines_of(results: Sequence[Result], settings: Sequence[str]) -> list[str]:
+    """A table, then a line for each point that has something to say."""
+    rows = [["job", *settings, *_COLUMNS], *([result.job, *_cells(result, settings)] for result in results)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    first_number = len(settings) + 2
+    lines = [
+        "  ".join(
+            cell.rjust(width) if place >= first_number else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    return [*lines, *(f"{result.job}: {result.why}" for result in results if result.why)]
+
+
 def as_row(result: Result) -> dict[str, Any]:
-    """For programs: every field but the curve; numbers that JSON does not know are None."""
+    """For programs: every field but the losses; numbers that JSON does not know are None."""
     row = asdict(result)
     del row["losses"]
     return {
@@ -132,20 +146,61 @@ def as_csv(results: Iterable[Result], settings: Sequence[str]) -> str:
     columns = ["task", "job", *settings, "state", "step", *(name for name in MEASURES if name != "step"), "why"]
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
-    for result in results:
-        row = as_row(result)
-        writer.writerow([_cell(row["settings"].get(name) if name in settings else row[name]) for name in columns])
+    for row in map(as_row, results):
+        values = [row["settings"].get(name) if name in settings else row[name] for name in columns]
+        writer.writerow(json.dumps(value) if isinstance(value, dict | list | bool) else value for value in values)
     return out.getvalue()
 
 
-def _cell(value: Any) -> Any:
-    return "" if value is None else json.dumps(value) if isinstance(value, dict | list | bool) else value
+def view_of(name: str, lead: str, results: Sequence[Result], settings: Sequence[str], sort: str | None) -> SweepView:
+    """What `glmforge.report.sweep_page` draws: the best first. Raises `LaunchError` for an unknown column."""
+    rows = ranked(results, sort, settings)
+    measure = sort if sort in MEASURES else default_measure(results)
+    best = ranked(results, measure, settings)[0]
+    finished = sum(result.state == "finished" for result in results)
+    tiles = [Tile("Finished", f"{finished:,}", f"of {counted(len(results), 'point')}")]
+    if (value := best.value(measure)) is not None:
+        words = ", ".join(f"{key} {value_words(best.settings.get(key))}" for key in settings)
+        tiles += [Tile("Best", f"{value:.4g}", MEASURES[measure]), Tile("by", best.job, words)]
+    runs = [
+        SweepRun(
+            name=row.job,
+            settings={key: _plain(row.settings[key]) for key in settings if key in row.settings},
+            words=_cells(row, settings),
+            measure=row.value(measure),
+            tokens=[tokens for tokens, _ in row.losses],
+            losses=[loss for _, loss in row.losses],
+        )
+        for row in rows
+    ]
+    return SweepView(
+        name=name,
+        lead=lead,
+        settings=list(settings),
+        measure=MEASURES[measure],
+        larger_is_better=measure in _LARGER_IS_BETTER,
+        columns=[*((setting, False) for setting in settings), *((title, title != "state") for title in _COLUMNS)],
+        runs=runs,
+        tiles=tiles,
+    )
 
 
-def _held_out(evaluations: Iterable[dict[str, Any]]) -> float | None:
-    newest = {str(record.get("source")): record["bits_per_byte"] for record in evaluations if "bits_per_byte" in record}
-    values = [value for value in newest.values() if _is_number(value)]
-    return mean(values) if values else None
+def _cells(result: Result, settings: Sequence[str]) -> list[str]:
+    """After the job: a word for each setting, then for each of `_COLUMNS`."""
+    step = "" if result.step is None else f"{result.step:,}"
+    of = "" if result.num_steps is None or not step else f"/{result.num_steps:,}"
+    return [
+        *(_short(value_words(result.settings[key])) if key in result.settings else "" for key in settings),
+        result.state,
+        step + of,
+        *("" if value is None else f"{value:.4f}" for value in (result.loss, result.best_loss, result.held_out)),
+        "" if result.tokens_per_second is None else format_count(result.tokens_per_second),
+        "" if result.seconds is None else format_duration(result.seconds),
+    ]
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_SETTING else f"…{text[1 - _MAX_SETTING :]}"
 
 
 def _seconds(metrics: Iterable[dict[str, Any]]) -> float:
@@ -156,6 +211,10 @@ def _seconds(metrics: Iterable[dict[str, Any]]) -> float:
             seconds += record["step_seconds"] * (record["step"] - previous)
         previous = record["step"]
     return seconds
+
+
+def _plain(value: Any) -> float | str:
+    return value if _is_number(value) else value_words(value)
 
 
 def _is_number(value: Any) -> bool:

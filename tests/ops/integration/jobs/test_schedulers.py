@@ -9,7 +9,7 @@ import pytest
 
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
-from glmforge_ops.jobs.job import JobDirectory
+from glmforge.observe.job_records import JobDirectory
 from glmforge_ops.jobs.schedulers.base import Scheduler, Seen, State
 from glmforge_ops.jobs.schedulers.pbs import Pbs
 from glmforge_ops.jobs.schedulers.slurm import Slurm
@@ -114,7 +114,7 @@ def test_a_job_that_is_held(cluster: Cluster, submit: Callable[[Scheduler, str],
         ({"constraint": "a&b"}, "constraint: Slurm does not take 'a&b' (Invalid feature specification)"),
         ({"dependency": "afterok:99999"}, "dependency: Slurm knows no job 99999"),
         ({"dependency": "foo"}, "dependency: Slurm does not take 'foo' (Job dependency problem)"),
-        ({"array": "0-100000000"}, "sbatch: would not take this job: "),
+        ({"array": "0-100000000"}, "sbatch rejects this job: Invalid job array specification"),
     ],
 )
 def test_what_cannot_be_is_said_before(changes: dict[str, object], told: str) -> None:
@@ -127,7 +127,7 @@ def test_what_cannot_be_is_said_before(changes: dict[str, object], told: str) ->
 def test_slurm_takes_the_scripts(cluster: Cluster, script: Path) -> None:
     """Options of the command line take the place of what this cluster does not have; all lines are read."""
     smaller = ["--nodes=1", "--gpus-per-node=1", "--cpus-per-task=1", "--mem=100M", "--partition=main", "--constraint="]
-    smaller += ["--ntasks-per-node=1", "--mincpus=1", "--exclude=", "--dependency="]
+    smaller += ["--ntasks-per-node=1", "--mincpus=1", "--exclude=", "--nodelist=node1", "--dependency="]
     cluster.run("sbatch", "--test-only", *smaller, str(script))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from glmforge_ops.jobs.job import AttemptDirectory
+from glmforge.observe.job_records import AttemptDirectory
 from helpers.dev_cluster import Cluster, slurm_cluster
 from helpers.ranks import ALL_REDUCE, PATIENCE_S, attempt_in, record, texts
 from helpers.starting import ask, said, starting_command

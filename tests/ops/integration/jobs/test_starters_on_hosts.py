@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from glmforge.observe.job_records import AttemptDirectory
 from glmforge_ops.dev import HEAD, DevCluster, DevOptions, development_cluster
-from glmforge_ops.jobs.job import AttemptDirectory
 from helpers.dev_cluster import hosts_or_skip
 from helpers.ranks import ALL_REDUCE, PATIENCE_S, attempt_in, record, texts, until
 from helpers.starting import ask, said, starting_command

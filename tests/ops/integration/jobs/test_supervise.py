@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from glmforge_ops.jobs.job import Cause, JobDirectory, RankRecord
+from glmforge.observe.job_records import Cause, JobDirectory, RankRecord
 from glmforge_ops.jobs.starters.local import LocalStarter
 from glmforge_ops.jobs.supervisor.places import Here
 from glmforge_ops.jobs.supervisor.supervise import Supervisor

@@ -9,10 +9,9 @@ from typer.testing import CliRunner, Result
 
 from glmforge.cli.app import app
 from glmforge.errors import LaunchError
-from glmforge_ops.jobs.goodput import measure
-from glmforge_ops.jobs.job import Cause, utc_now
+from glmforge.observe.job_records import Cause, utc_now
+from glmforge_ops.jobs import submit
 from glmforge_ops.jobs.schedulers.base import State
-from glmforge_ops.jobs.submit import hand_over
 from glmforge_ops.jobs.supervisor.nodes import Failure, Ledger, Out
 from helpers.made_jobs import MadeScheduler, made_attempt, made_job
 
@@ -20,8 +19,7 @@ from helpers.made_jobs import MadeScheduler, made_attempt, made_job
 @pytest.fixture(autouse=True)
 def scheduler(monkeypatch: pytest.MonkeyPatch) -> Iterator[MadeScheduler]:
     scheduler = MadeScheduler()
-    monkeypatch.setattr(hand_over, "scheduler_of", scheduler.of)
-    monkeypatch.setattr(measure, "slurm_accounting", lambda *_: None)
+    monkeypatch.setattr(submit, "scheduler_of", scheduler.of)
     monkeypatch.setenv("PATH", "/no/programs")  # a Slurm of this machine is not asked
     return scheduler
 
@@ -48,7 +46,7 @@ def test_resubmit(tmp_path: Path, scheduler: MadeScheduler) -> None:
         scheduler.know(number, state)
     done = run(tmp_path, "resubmit", "a", "b")
     assert done.exit_code == 1
-    assert done.stdout == "a: submitted again (slurm 1)\n"  # whose start was refused: under its number
+    assert done.stdout == "a: submitted again (slurm 1001)\n"
     assert "b: is starting (2); wait until it ends, or 'glmforge jobs cancel b' first" in done.stderr
 
 
@@ -59,11 +57,11 @@ def test_a_node_is_allowed_again(tmp_path: Path, scheduler: MadeScheduler) -> No
     out = Out(since=utc_now(), reason="3 failures, the last: Xid 79")
     Ledger().failed("node2", failure).put_out("node2", out).write(job.nodes)
     shown = run(tmp_path, "show", "air").stdout
-    assert "nodes that are out ('glmforge jobs allow air NODE' takes one back):\n  node2  since " in shown
+    assert "excluded nodes ('glmforge jobs allow air NODE' uses one again):\n  node2  since " in shown
     assert list(json.loads(run(tmp_path, "show", "air", "--json").stdout)["nodes_out"]) == ["node2"]
     assert run(tmp_path, "allow", "air", "node2").stdout == "air: node2 is used again\n"
     assert Ledger.read(job).out() == {}
-    assert "that are out" not in run(tmp_path, "show", "air").stdout
+    assert "excluded" not in run(tmp_path, "show", "air").stdout
 
 
 def test_a_node_that_is_not_out(tmp_path: Path) -> None:

@@ -7,16 +7,9 @@ import typer
 from typer.testing import CliRunner
 
 from glmforge.cli.app import app
-from glmforge_ops.cli.launch.together import go_on_detached, tell, tell_how_many_finished
-from glmforge_ops.jobs.state.job_state import JobState
-from glmforge_ops.jobs.submit import detached
+from glmforge_ops.cli.launch.common import tell_how_many_finished
+from glmforge_ops.jobs.state import JobState
 from helpers.made_jobs import made_job
-
-
-def test_what_is_told_goes_to_stderr_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    tell("check: node[a] fails [bold]")
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "check: node[a] fails [bold]\n")
 
 
 def test_whoever_has_not_finished_gives_status_1(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,13 +24,6 @@ def test_whoever_has_not_finished_gives_status_1(capsys: pytest.CaptureFixture[s
     ]
 
 
-def test_detached_it_is_the_same_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[list[str]] = []
-    monkeypatch.setattr(detached, "run_detached", lambda words, root: called.append(words) or root / "log")
-    go_on_detached(["sweep", "resubmit", "--failed"], tmp_path / "lr")
-    assert called == [["sweep", "resubmit", "--failed", "lr", "--jobs-dir", str(tmp_path)]]
-
-
 @pytest.mark.parametrize("words", [["sweep", "resubmit"], ["sweep", "cancel"], ["chain", "resume"], ["chain", "show"]])
 def test_one_that_there_is_not(tmp_path: Path, words: list[str]) -> None:
     done = CliRunner().invoke(app, [*words, "lr", "--jobs-dir", str(tmp_path)])
@@ -46,7 +32,9 @@ def test_one_that_there_is_not(tmp_path: Path, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize("group", ["sweep", "chain"])
-@pytest.mark.parametrize(("name", "told"), [("", "is no name of a {group}"), ("air", "air: is a job, and no {group}")])
+@pytest.mark.parametrize(
+    ("name", "told"), [("", "(nothing): invalid name of a {group}"), ("air", "air: is a job, not a {group}")]
+)
 def test_nothing_else_is_taken_for_one(tmp_path: Path, group: str, name: str, told: str) -> None:
     """Whose advice would be to delete it."""
     made_job(tmp_path, "air")

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from glmforge.config.load import load_settings
 from glmforge.errors import ConfigError
-from glmforge_ops.jobs.chain.file import read_chain_file
-from glmforge_ops.jobs.chain.stages import work_out
+from glmforge_ops.jobs.chain.file import ChainFile
+from glmforge_ops.jobs.chain.stages import resolve_stages
 
 MIDTRAIN = """
 name: mid
@@ -45,7 +46,7 @@ def stages_of(tmp_path, monkeypatch):
 
     def read(text=CHAIN):
         Path("chain.yaml").write_text(text)
-        return work_out(read_chain_file(Path("chain.yaml")), tmp_path / "jobs", tmp_path)
+        return resolve_stages(load_settings(ChainFile, Path("chain.yaml")), tmp_path / "jobs", tmp_path)
 
     return read
 
@@ -128,8 +129,8 @@ def test_a_ladder_of_needs_takes_no_time(stages_of):
         ("output_dir: out/pretrain,", "optim.lr: x,", "stage pretrain: override 'optim.lr=\"x\"'"),
         ("nodes: 2", "nodez: 2", "stage pretrain: launch: nodez: unknown key; did you mean 'nodes'?"),
         ("nodes: 2", "launcher: local, nodes: 2", "stage pretrain: launch: nodes: the launcher local has one node"),
-        ("nodes: 2", "array: 0-3", "launch.array: is the chain's own"),
-        ("nodes: 2", "dependency: afterok:1", "launch.dependency: is the chain's own"),
+        ("nodes: 2", "array: 0-3", "launch.array: belongs to the chain"),
+        ("nodes: 2", "dependency: afterok:1", "launch.dependency: belongs to the chain"),
         ("    config: demo\n", "    config: demo\n    command: x\n", "either a config (a training run) or a command"),
         ("    config: demo\n", "", "either a config (a training run) or a command"),
         ("command: glmforge", "command: 'glmforge", "not valid YAML"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from glmforge_ops.jobs.job import AttemptDirectory
+from glmforge.observe.job_records import AttemptDirectory
 from helpers.ranks import PATIENCE_S, assignment, attempt_in, is_running, record, run_node, start_node, texts, until
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from glmforge_ops.jobs.job import JobDirectory
+from glmforge.observe.job_records import JobDirectory
 from glmforge_ops.jobs.ranks.assignment import Assignment
 from glmforge_ops.jobs.starters import srun
 from glmforge_ops.jobs.starters.base import write_assignment

@@ -26,7 +26,7 @@ def test_the_starter_of_each_launcher(launcher: str, starter: str) -> None:
     assert starter_of(launch).name == starter
 
 
-@pytest.mark.parametrize(("launcher", "starter"), [("mpi", None), ("slurm", "torchrun"), ("pbs", "mpirun")])
+@pytest.mark.parametrize(("launcher", "starter"), [("mpi", None), ("slurm", "torchrun")])
 def test_what_mpirun_and_torchrun_start_is_not_supervised(launcher: str, starter: str | None) -> None:
     """Whatever an earlier version has written into the job's file."""
     launch = LaunchConfig(launcher=launcher, starter=starter, supervise=True)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from glmforge.config.launch import SupervisorConfig
-from glmforge_ops.jobs.job import AttemptRecord, Cause, Verdict
+from glmforge.observe.job_records import AttemptRecord, Cause, Verdict
 from glmforge_ops.jobs.supervisor.decide import (
     Decision,
     Do,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from glmforge.errors import LaunchError
-from glmforge_ops.jobs.job import AttemptDirectory, Cause, JobDirectory
+from glmforge.observe.job_records import AttemptDirectory, Cause, JobDirectory
 from glmforge_ops.jobs.ranks.assignment import Assignment
 from glmforge_ops.jobs.supervisor.supervise import Supervisor
 from glmforge_ops.jobs.supervisor.words import may_start_later

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from glmforge_ops.jobs.job import AttemptRecord, Cause, RankRecord, Verdict
+from glmforge.observe.job_records import AttemptRecord, Cause, RankRecord, Verdict
 from glmforge_ops.jobs.supervisor.evidence import Evidence, RunEvent
 from glmforge_ops.jobs.supervisor.hangs import HangDump
 from glmforge_ops.jobs.supervisor.judge import judge

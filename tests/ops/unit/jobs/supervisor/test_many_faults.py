@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from glmforge_ops.jobs.job import Cause, JobDirectory
+from glmforge.observe.job_records import Cause, JobDirectory
 from glmforge_ops.jobs.ranks.assignment import Assignment
 from glmforge_ops.jobs.supervisor.nodes import Ledger
 from glmforge_ops.jobs.supervisor.supervise import Supervisor

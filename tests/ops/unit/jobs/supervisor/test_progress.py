@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 
 from glmforge.observe.alive import Mark, write_mark
+from glmforge.observe.job_records import AttemptDirectory
 from glmforge.observe.record_files import JsonlFile
 from glmforge.observe.run import RunDirectory
-from glmforge_ops.jobs.job import AttemptDirectory
 from glmforge_ops.jobs.supervisor.progress import Progress
 from helpers.made_jobs import at
 

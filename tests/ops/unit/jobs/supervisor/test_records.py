@@ -10,7 +10,7 @@ import pytest
 
 from glmforge.config.launch import SupervisorConfig
 from glmforge.errors import HostError
-from glmforge_ops.jobs.job import Cause, Verdict, utc_now
+from glmforge.observe.job_records import Cause, Verdict, utc_now
 from glmforge_ops.jobs.supervisor.nodes import Ledger, Node, Out
 from glmforge_ops.jobs.supervisor.records import Checker, Records
 from helpers.fake_starter import FakeAllocation

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from glmforge.observe.job_records import SUPERVISOR_LEASE, AttemptRecord, Cause, JobDirectory, utc_now
 from glmforge.observe.record_files import RunFileError
 from glmforge.runtime.lease import HeldError, Lease
-from glmforge_ops.jobs.job import SUPERVISOR_LEASE, AttemptRecord, Cause, JobDirectory, utc_now
 from glmforge_ops.jobs.supervisor.nodes import Ledger, allow
 from glmforge_ops.jobs.supervisor.supervise import LEASE_S, Supervisor
 from helpers.fake_starter import Ends, FakeAllocation, FakeStarter, Script, a_job

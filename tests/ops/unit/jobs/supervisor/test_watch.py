@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from glmforge_ops.jobs.job import RankRecord
+from glmforge.observe.job_records import RankRecord
 from glmforge_ops.jobs.supervisor import watch
 from glmforge_ops.jobs.supervisor.evidence import RunEvent
 from glmforge_ops.jobs.supervisor.watch import Limits, Seen, SignalQueue, Watch

@@ -11,19 +11,17 @@ import pytest
 from glmforge.errors import ConfigError, LaunchError
 from glmforge.observe.record_files import encode_line
 from glmforge.report.sweep_page import write_sweep_page
-from glmforge_ops.jobs.sweep.record import PointRecord, SweepRecord
 from glmforge_ops.jobs.sweep.results import (
-    Curve,
     Result,
     as_csv,
     as_row,
     default_measure,
+    lines_of,
     ranked,
     read_results,
-    sort_key,
+    view_of,
 )
-from glmforge_ops.jobs.sweep.view import view_of
-from glmforge_ops.jobs.sweep.words import lines_of
+from glmforge_ops.jobs.sweep.sweep import PointRecord, SweepRecord
 
 
 def write_run(directory, losses, *, held_out=(), speed=1000.0):
@@ -46,7 +44,7 @@ def test_what_a_run_has_recorded(tmp_path):
         {"step": 6, "source": "b", "num_answers": 4},
     ]
     found = read_results(write_run(tmp_path / "run", [4.0, 2.0, 3.0], held_out=held_out))
-    assert found["losses"] == Curve([100, 200, 300], [4.0, 2.0, 3.0])
+    assert found["losses"] == [(100, 4.0), (200, 2.0), (300, 3.0)]
     del found["losses"]
     assert found == {
         "step": 6,
@@ -91,19 +89,18 @@ RESULTS = [
     ],
 )
 def test_the_best_come_first_and_those_without_the_value_last(key, order):
-    assert [row.task for row in ranked(RESULTS, key)] == order
+    assert [row.task for row in ranked(RESULTS, key, ["optim.lr"])] == order
 
 
 def test_the_measure_and_columns_to_sort_by():
     assert default_measure(RESULTS) == "loss"
     assert default_measure([*RESULTS, result(4, 1, 1.0, held_out=1.5)]) == "held_out"
-    assert sort_key(RESULTS, "optim.lr", ["optim.lr"]) == "optim.lr"
-    with pytest.raises(LaunchError, match="--sort lr: no column of this sweep; it has loss, "):
-        sort_key(RESULTS, "lr", ["optim.lr"])
+    with pytest.raises(LaunchError, match="--sort lr: unknown column; choose one of loss, "):
+        ranked(RESULTS, "lr", ["optim.lr"])
 
 
 def test_a_table_for_people():
-    head, *rows, why = lines_of(ranked(RESULTS, "loss"), ["optim.lr"])
+    head, *rows, why = lines_of(ranked(RESULTS, "loss", []), ["optim.lr"])
     assert head.split() == ["job", "optim.lr", "state", "step", "loss", "best", "held-out", "tokens/s", "time"]
     assert rows[1].split() == ["lr-000", "0.001", "finished", "10/10", "3.0000", "5", "1m", "01s"]
     assert rows[2].split() == ["lr-001", "0.002", "finished", "nan", "2.5000", "9"]
@@ -137,6 +134,10 @@ def test_settings_that_are_the_same_in_all_points_are_left_out():
     assert record(some).differing() == ["a", "b"]
 
 
+def view(results):
+    return view_of("lr", "points", results, record(results).differing(), None)
+
+
 def test_the_page_draws_what_the_table_says(tmp_path):
     tokens = [100.0 * n for n in range(1, 50)]
     rows = [
@@ -146,12 +147,14 @@ def test_the_page_draws_what_the_table_says(tmp_path):
             settings={"optim.lr": 10.0**-n, "model": f"<b>$x{n % 2}"},
             state="finished",
             loss=1.0 + n,
-            losses=Curve(tokens, [5.0 + n] * len(tokens)),
+            losses=[(each, 5.0 + n) for each in tokens],
         )
         for n in range(1, 8)
     ]
     rows.append(Result(task=9, job="lr-009", settings={"optim.lr": 1.0, "model": "tiny"}, state="failed"))
-    page = write_sweep_page(view_of(record(rows), rows), tmp_path / "page.html").read_text()
+    page = write_sweep_page(
+        view_of("lr", "points", rows, record(rows).differing(), None), tmp_path / "page.html"
+    ).read_text()
     for row in rows:
         assert row.job in page
     assert "<b>$x" not in page
@@ -164,8 +167,10 @@ def test_the_page_draws_what_the_table_says(tmp_path):
 
 def test_a_page_of_runs_that_have_not_begun(tmp_path):
     rows = [Result(task=n, job=f"lr-{n}", settings={"optim.lr": n}, state="waiting") for n in range(2)]
-    page = write_sweep_page(view_of(record(rows), rows), tmp_path / "page.html").read_text()
+    page = write_sweep_page(
+        view_of("lr", "points", rows, record(rows).differing(), None), tmp_path / "page.html"
+    ).read_text()
     assert "<svg" not in page
     assert "waiting" in page
     with pytest.raises(ConfigError, match=r"does not end in \.html"):
-        write_sweep_page(view_of(record(rows), rows), tmp_path / "page.txt")
+        write_sweep_page(view(rows), tmp_path / "page.txt")

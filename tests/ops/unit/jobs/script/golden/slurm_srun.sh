@@ -21,6 +21,7 @@
 #SBATCH --account=research
 #SBATCH --exclusive
 #SBATCH --constraint='h200&nvme'
+#SBATCH --nodelist=node001
 #SBATCH --exclude=node003,node007
 #SBATCH --dependency=afterok:12:13,afterany:14
 # A warning to the tasks before the time limit and, where the cluster sets preempt_send_user_signal, before preemption:
@@ -30,6 +31,8 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=scheduler-%j.log
+#SBATCH --mail-type=END
+#SBATCH '--comment=it'"'"'s'
 
 set -u
 # Slurm has made the log, and open to all.

@@ -9,7 +9,7 @@
 #SBATCH --job-name=air
 # As many as there are when it starts, and starts again: at least the first number, at most the second, spares included.
 # (With --ntasks-per-node Slurm would give the first number and no more.)
-#SBATCH --nodes=1-5
+#SBATCH --nodes=1-3
 #SBATCH --mincpus=96
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=12
@@ -20,6 +20,7 @@
 #SBATCH --account=research
 #SBATCH --exclusive
 #SBATCH --constraint='h200&nvme'
+#SBATCH --nodelist=node001
 #SBATCH --exclude=node003,node007
 #SBATCH --dependency=afterok:12:13,afterany:14
 # A warning before the time limit and, where the cluster sets preempt_send_user_signal, before preemption. B: to this
@@ -31,13 +32,14 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=scheduler-%j.log
+#SBATCH --mail-type=END
+#SBATCH '--comment=it'"'"'s'
 
 set -eu
 # Slurm has made the log, and open to all.
 chmod go= -- /shared/jobs/air/scheduler-*.log || true
-# From here on Slurm has not refused this start, and whatever fails would fail again: 'glmforge jobs' looks for
-# this file. It is empty, so a full disk hardly hinders it; where it cannot be left all the same, the job goes on without.
-# A script that is run by hand, outside Slurm, changes nothing about it.
+# From here on Slurm has not refused this start: without this file `glmforge jobs` says that it has. It is empty, so a full
+# disk hardly prevents it; a script that is run by hand, outside Slurm, changes nothing about it.
 if [ -n "${SLURM_JOB_ID:-}" ]; then
   rm -f -- /shared/jobs/air/.script-ran-* || true
   (umask 077 && touch -- /shared/jobs/air/.script-ran-"$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}") || true

@@ -21,4 +21,4 @@ set -eu
 chmod go= -- /shared/jobs/air/scheduler-*.log || true
 cd -- '/shared/my work'
 # Each task of the array is a job with a directory of its own.
-exec /opt/python -m glmforge supervise /shared/jobs/air-"$SLURM_ARRAY_TASK_ID"
+exec /opt/python -m glmforge supervise /shared/jobs/air-"$(printf '%01d' "$SLURM_ARRAY_TASK_ID")"

@@ -18,9 +18,8 @@
 set -eu
 # Slurm has made the log, and open to all.
 chmod go= -- /shared/jobs/air/scheduler-*.log || true
-# From here on Slurm has not refused this start, and whatever fails would fail again: 'glmforge jobs' looks for
-# this file. It is empty, so a full disk hardly hinders it; where it cannot be left all the same, the job goes on without.
-# A script that is run by hand, outside Slurm, changes nothing about it.
+# From here on Slurm has not refused this start: without this file `glmforge jobs` says that it has. It is empty, so a full
+# disk hardly prevents it; a script that is run by hand, outside Slurm, changes nothing about it.
 if [ -n "${SLURM_JOB_ID:-}" ]; then
   rm -f -- /shared/jobs/air/.script-ran-* || true
   (umask 077 && touch -- /shared/jobs/air/.script-ran-"$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}") || true

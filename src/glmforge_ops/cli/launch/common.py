@@ -1,0 +1,67 @@
+"""What the commands about jobs share."""
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from glmforge_ops.jobs.registry import Job
+    from glmforge_ops.jobs.state import JobState
+
+JobsDirOption = Annotated[Path | None, typer.Option(help="Where jobs lie.", show_default="$GLMFORGE_JOBS, or ./jobs")]
+DetachOption = Annotated[bool, typer.Option("--detach", help="Without a scheduler: run on when this terminal is gone.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def find(jobs_dir: Path | None, names: list[str] | None) -> "list[Job]":
+    """The jobs of these names and patterns, all of them without any."""
+    from glmforge_ops.jobs import registry, submit
+
+    root = registry.jobs_root(jobs_dir)
+    chosen = registry.chosen_names(root, names) if names else registry.job_names(root)
+    return registry.find_jobs(root, chosen, submit.scheduler_of)
+
+
+def tell(words: str) -> None:
+    """On stderr: stdout is for results."""
+    from glmforge.files import escaped
+
+    typer.echo(escaped(words), err=True)
+
+
+def print_lines(lines: Collection[str]) -> None:
+    from glmforge.cli.terminal import as_shown
+
+    for line in lines:
+        typer.echo(as_shown(line))
+
+
+def go_on_detached(words: Sequence[str], root: Path) -> None:
+    """Run `glmforge WORDS NAME` for the jobs of `root` in a session of its own, without this terminal."""
+    import subprocess
+    import sys
+    from datetime import UTC, datetime
+
+    from glmforge.files import open_regular
+
+    log = root / f"runner-{datetime.now(UTC):%Y%m%dT%H%M%S}.log"
+    with open_regular(log, "ab") as output:
+        subprocess.Popen(
+            [sys.executable, "-m", "glmforge", *words, root.name, "--jobs-dir", str(root.parent)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    tell(f"{root.name}: runs detached, and writes to {log}")
+
+
+def tell_how_many_finished(group: str, name: str, parts: str, states: "Collection[JobState]", total: int) -> None:
+    """Ends with status 1 unless all have. `group` is the group of commands, `parts` what it has several of."""
+    finished = sum(state == "finished" for state in states)
+    tell(f"{name}: {finished:,} of {total:,} {parts} have finished")
+    if finished < total:
+        tell(f"Next: glmforge {group} show {name}")
+        raise typer.Exit(1)

@@ -1,0 +1,279 @@
+"""`glmforge jobs`: jobs by name, whatever launched them."""
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from glmforge_ops.cli.launch.common import JobsDirOption, JsonOption, find, print_lines, tell
+
+if TYPE_CHECKING:
+    from glmforge_ops.jobs.registry import Job
+
+app = typer.Typer(help="Jobs by name: list, show, read, follow, cancel, submit again.")
+
+_Name = Annotated[str, typer.Argument(help="A job.")]
+_Names = Annotated[list[str], typer.Argument(help="Jobs: names, or patterns such as 'lr-*'.")]
+_Rank = Annotated[int | None, typer.Option(min=0, help="Of this rank.", show_default="who failed first, else 0")]
+_All = Annotated[bool, typer.Option("--all", help="Of all ranks, in the order of their times.")]
+_Grep = Annotated[str | None, typer.Option(help="Only lines that match this regular expression.")]
+_LOOK_EVERY_S = 1.0
+
+
+@app.callback(invoke_without_command=True)
+def jobs(context: typer.Context) -> None:
+    """Without a command: list."""
+    if context.invoked_subcommand is None:
+        list_jobs()
+
+
+@app.command("list")
+def list_jobs(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Only these; 'lr-*' is a pattern.")
+    ] = None,
+    jobs_dir: JobsDirOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List jobs: state, launcher, number, attempt, steps, age, and why a job waits or has failed.
+
+    From the jobs' files, and one question to each scheduler. A job whose files are damaged is listed as that.
+
+    Examples:
+
+        glmforge jobs list
+
+        glmforge jobs list 'lr-*' --json
+    """
+    from glmforge_ops.jobs.registry import as_dict, jobs_root
+    from glmforge_ops.jobs.show import COLUMNS, aligned, job_row
+
+    found = find(jobs_dir, names)
+    if as_json:
+        typer.echo(json.dumps([as_dict(job) for job in found], indent=1))
+    elif found:
+        print_lines(list(aligned([COLUMNS, *map(job_row, found)])))
+    else:
+        typer.echo(f"{jobs_root(jobs_dir)}: no jobs; 'glmforge launch' makes one")
+
+
+@app.command()
+def show(name: _Name, jobs_dir: JobsDirOption = None, as_json: JsonOption = False) -> None:
+    """Show a job: attempts with their nodes and verdicts, the rank that failed first, excluded nodes.
+
+    The last line is the command that may come next.
+
+    Example:
+
+        glmforge jobs show air
+    """
+    from glmforge_ops.jobs.show import about, about_dict
+
+    job = find(jobs_dir, [name])[0]
+    if as_json:
+        typer.echo(json.dumps(about_dict(job), indent=1))
+    else:
+        print_lines(about(job))
+
+
+@app.command()
+def logs(
+    name: _Name,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Of this one.", show_default="the newest")] = None,
+    rank: _Rank = None,
+    every: _All = False,
+    grep: _Grep = None,
+    tail: Annotated[int | None, typer.Option(min=1, help="Only so many last lines.", show_default="all")] = None,
+    scheduler: Annotated[
+        bool, typer.Option("--scheduler", help="Instead: what the scheduler's shell and the supervisor printed.")
+    ] = False,
+    jobs_dir: JobsDirOption = None,
+) -> None:
+    """Print what a rank has printed: by default the one that failed first in the newest attempt, else rank 0.
+
+    Each line begins with its time, rank and step.
+
+    Examples:
+
+        glmforge jobs logs air --tail 50
+
+        glmforge jobs logs air --attempt 2 --all --grep 'loss|Error'
+    """
+    from glmforge.cli.terminal import as_shown
+    from glmforge_ops.jobs.logs import lines_of, logs_of, pattern_of, scheduler_logs
+    from glmforge_ops.jobs.registry import job_directory, jobs_root
+
+    if every and rank is not None:
+        raise typer.BadParameter("give --all or --rank, not both")
+    pattern, job = pattern_of(grep), job_directory(jobs_root(jobs_dir), name)
+    chosen = scheduler_logs(job) if scheduler else logs_of(job, attempt=attempt, rank=rank, every=every)
+    for line in lines_of(chosen, pattern=pattern, tail=tail):
+        typer.echo(as_shown(line))
+
+
+@app.command()
+def follow(
+    name: _Name,
+    rank: _Rank = None,
+    every: _All = False,
+    grep: _Grep = None,
+    tail: Annotated[int, typer.Option(min=0, help="Begin with so many of the last lines.")] = 10,
+    jobs_dir: JobsDirOption = None,
+) -> None:
+    """Print what a job prints until it ends, over all attempts and requeues. Ctrl-C leaves the job alone.
+
+    Exit status 0 if the job finishes, was stopped or cancelled, 1 if it fails.
+
+    Example:
+
+        glmforge jobs follow air --grep loss
+    """
+    from glmforge.cli.interruptible import interruptible
+    from glmforge_ops.jobs.logs import Followed, pattern_of
+    from glmforge_ops.jobs.show import headline
+
+    if every and rank is not None:
+        raise typer.BadParameter("give --all or --rank, not both")
+    followed = Followed(
+        lambda: find(jobs_dir, [name])[0], None if every else rank or 0, pattern=pattern_of(grep), tail=tail
+    )
+    with interruptible("the job goes on"):
+        for notes, lines in followed.rounds():
+            for note in notes:
+                tell(note)
+            print_lines(lines)
+            sys.stdout.flush()
+            if not lines:
+                time.sleep(_LOOK_EVERY_S)
+    job = followed.job
+    tell(": ".join(filter(None, [headline(job), job.why])))
+    raise typer.Exit(1 if job.state == "failed" else 0)
+
+
+@app.command()
+def cancel(names: _Names, jobs_dir: JobsDirOption = None) -> None:
+    """End jobs: through their scheduler, or by a signal to the supervisor that runs here. Asks nothing.
+
+    A training run saves before it ends, as before a preemption. A job that has ended already is left. Exit status 1
+    if one could not be ended.
+
+    Examples:
+
+        glmforge jobs cancel air
+
+        glmforge jobs cancel 'lr-*'
+    """
+    from glmforge_ops.jobs import control, submit
+
+    _each(find(jobs_dir, names), lambda job: control.cancel(job, submit.scheduler_of))
+
+
+@app.command()
+def resubmit(
+    names: _Names,
+    force: Annotated[
+        bool, typer.Option("--force", help="Even if its scheduler cannot tell whether it has ended.")
+    ] = False,
+    jobs_dir: JobsDirOption = None,
+) -> None:
+    """Submit jobs again as they were. A training run goes on from its newest checkpoint.
+
+    A job that waits or runs is refused; one that Slurm holds since a start failed is released. Exit status 1 if one
+    could not be submitted.
+
+    Example:
+
+        glmforge jobs resubmit air
+    """
+    from glmforge_ops.jobs import control, submit
+
+    def again(job: "Job") -> str:
+        submission = control.resubmit(job, submit.scheduler_of, force=force)
+        return f"{job.name}: submitted again ({submission.launcher} {submission.id})"
+
+    _each(find(jobs_dir, names), again)
+
+
+@app.command()
+def allow(
+    name: _Name,
+    nodes: Annotated[list[str], typer.Argument(metavar="NODE...", help="Excluded nodes.")],
+    jobs_dir: JobsDirOption = None,
+) -> None:
+    """Let a job use nodes again that its supervisor has excluded: 'glmforge jobs show' names them.
+
+    What happened to them before no longer counts. A supervisor that runs takes them at its next attempt. A node that
+    was drained for all users is resumed by whoever runs the cluster.
+
+    Example:
+
+        glmforge jobs allow air node7
+    """
+    from glmforge_ops.jobs.control import who
+    from glmforge_ops.jobs.registry import job_directory, jobs_root
+    from glmforge_ops.jobs.supervisor.nodes import allow as allow_nodes
+
+    allowed = allow_nodes(job_directory(jobs_root(jobs_dir), name), nodes, who())
+    print_lines([f"{name}: {node} is used again" for node in allowed])
+
+
+@app.command()
+def goodput(
+    names: _Names,
+    attempts: Annotated[bool, typer.Option("--attempts", help="Also attempt by attempt.")] = False,
+    as_json: JsonOption = False,
+    prometheus: Annotated[
+        Path | None, typer.Option(help="Also write the metrics of the jobs to this file, as Prometheus reads them.")
+    ] = None,
+    jobs_dir: JobsDirOption = None,
+) -> None:
+    """Show which part of the allocated time of jobs' nodes was useful, and to what the rest was lost.
+
+    From Slurm's accounting where there is one, else from the jobs' own files. Shares add up to the whole.
+
+    Examples:
+
+        glmforge jobs goodput air --attempts
+
+        glmforge jobs goodput 'lr-*' --prometheus /var/lib/node_exporter/jobs.prom
+    """
+    from glmforge.observe.job_records import JobDirectory, utc_now
+    from glmforge.observe.run import write_text
+    from glmforge.report import goodput as measure
+    from glmforge_ops.jobs.registry import chosen_names, jobs_root
+    from glmforge_ops.jobs.schedulers import slurm
+    from glmforge_ops.jobs.show import aligned
+
+    root = jobs_root(jobs_dir)
+    found = []
+    for job in [JobDirectory(root / name) for name in chosen_names(root, names)]:
+        ids = [each.id for each in job.read_submissions() if each.launcher == "slurm"]
+        found.append(measure.goodput_of(job, slurm.accounts_of(ids, utc_now())))
+    if prometheus is not None:
+        write_text(prometheus, measure.prometheus(found))
+    if as_json:
+        typer.echo(json.dumps([measure.as_dict(each) for each in found], indent=1))
+        return
+    for each in found:
+        rows = [[f"  {row[0]}", *row[1:]] for row in measure.rows_of(each)]
+        by_attempt = measure.rows_by_attempt(each) if attempts else []
+        print_lines([measure.headline(each), *(aligned(rows) if rows else ())])
+        print_lines(["", *aligned(by_attempt)] if by_attempt else [])
+
+
+def _each(jobs: "list[Job]", do: "Callable[[Job], str]") -> None:
+    """Print what was done; exit status 1 if something could not be, after the rest."""
+    from glmforge.errors import GlmforgeError
+
+    failed = False
+    for job in jobs:
+        try:
+            print_lines([do(job)])
+        except GlmforgeError as error:
+            tell(f"glmforge: {error}")
+            failed = True
+    raise typer.Exit(1 if failed else 0)

@@ -1,0 +1,277 @@
+"""From what the command line says to a job's directory: checked before anything is written.
+
+Of a training job the whole configuration is loaded, and laid out on as many ranks as there will be: a mistake costs a
+second here, and hours at the end of a queue.
+"""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from glmforge.config.launch import JOB_NAME, LaunchConfig
+from glmforge.config.layout import resolve_layout
+from glmforge.config.load import dump_config, load_config, load_settings
+from glmforge.config.schema import RunConfig
+from glmforge.config.secrets import HIDDEN, is_secret, take_secrets
+from glmforge.config.tree import Node, as_mapping, assign, child, from_value, merge, parse
+from glmforge.errors import ConfigError, LaunchError
+from glmforge.files import kind_of, read_text, shown
+from glmforge.observe.job_records import JobDescription, JobDirectory, utc_now
+from glmforge.observe.run import write_text
+from glmforge.observe.units import counted
+from glmforge_ops.jobs.script.hosts import hosts_of
+from glmforge_ops.jobs.script.render import Script, render
+from glmforge_ops.jobs.submit import find_launcher
+
+_MAX_OPTIONS_BYTES = 1 << 18
+_MAX_TASKS = 10_000
+_NEEDED = re.compile(
+    r"(?:PATH|LD_LIBRARY_PATH|PYTHONPATH|VIRTUAL_ENV|CUDA_HOME|TMPDIR|SLURM_CONF|GLOO_SOCKET_IFNAME|HF_HOME|HF_HUB_OFFLINE"
+    r"|(?:GLMFORGE|NCCL|TORCH|PYTORCH|TRITON|OMP|MKL|UCX|FI|TOKENIZERS)_[A-Z0-9_]+)"
+)
+_PLAIN = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]{0,32768}")
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """A job that is not written yet.
+
+    Attributes:
+        directory: where it will be.
+        config: of a training job.
+        script: the text of its script.
+        tasks: of an array under a supervisor: jobs with directories of their own, NAME-0, NAME-1, ...
+    """
+
+    directory: JobDirectory
+    description: JobDescription
+    config: RunConfig | None
+    script: str
+    tasks: tuple["NewJob", ...] = ()
+
+    def write(self) -> None:
+        """Raises `LaunchError` if a name is taken, `RunFileError` if the disk is full; then nothing of it stays."""
+        resume = f"'glmforge jobs resubmit {self.directory.name}'"
+        with removed_on_error() as made:
+            for job in (self, *self.tasks):
+                create_job(job.directory, job.description, f"the name is taken; give another --name, or {resume}")
+                made.append(job.directory.root)
+                if job.config is not None:
+                    write_text(job.directory.run_config, dump_config(job.config))
+                write_text(job.directory.script, job.script)
+
+    def remove(self) -> None:
+        """One that nobody took: it is not to keep its name."""
+        for job in (self, *self.tasks):
+            shutil.rmtree(job.directory.root, ignore_errors=True)
+
+
+def read_options(file: Path | None, given: Mapping[str, Any]) -> LaunchConfig:
+    """Options of a file, those of the command line laid over them. Raises `ConfigError`, one line per mistake."""
+    tree = from_value(dict(given), "options")
+    if file is not None:
+        text = read_text(file, error=ConfigError, max_bytes=_MAX_OPTIONS_BYTES)
+        tree = merge(as_mapping(parse(text, str(file))), tree)
+    if child(tree, "launcher") is None:
+        has_hosts = child(tree, "hosts") is not None or child(tree, "hostfile") is not None
+        tree = assign(tree, ["launcher"], from_value(find_launcher(has_hosts=has_hosts), "options"), "options")
+    return load_settings(LaunchConfig, _without_secrets(tree))
+
+
+def _without_secrets(tree: Node) -> Node:
+    """Before anything is checked: what is wrong with a value is told with the value."""
+    pairs = getattr(child(tree, "env"), "value", [])
+    given = {key.value: node.value for key, node in pairs if isinstance(node.value, str)}
+    for name, value in take_secrets(given).items():
+        if value == HIDDEN:
+            tree = assign(tree, ["env", name], from_value(HIDDEN, "options"), "options")
+    return tree
+
+
+def training_job(
+    source: str, overrides: Sequence[str], launch: LaunchConfig, root: Path, name: str | None, template: Path | None
+) -> NewJob:
+    """A job that runs `glmforge train`. Raises `GlmforgeError`."""
+    config = load_config(source, overrides)
+    check_layout(config, launch)
+    directory = JobDirectory(root / _free_name(root, name, config.name))
+    if launch.array and not re.search(r"%a|SLURM_ARRAY|PBS_ARRAY", str(config.output_dir)):
+        raise LaunchError(
+            f"array: every task would train the same run, {shown(config.output_dir)}; for runs that differ, use --sweep"
+        )
+    return _run_job(directory, config, launch, template)
+
+
+def run_job(directory: JobDirectory, config: RunConfig, launch: LaunchConfig, template: Path | None = None) -> NewJob:
+    """A job that trains a run whose configuration is known, as a point of a sweep. Raises `ConfigError`."""
+    check_layout(config, launch)
+    return _run_job(directory, config, launch, template)
+
+
+def command_job(directory: JobDirectory, command: Sequence[str], launch: LaunchConfig) -> NewJob:
+    """A job that runs a command on every rank: a stage of a chain that trains nothing. Raises `LaunchError`."""
+    return _job(directory, "stage", command, launch, None, None)
+
+
+def script_job(
+    program: Path, arguments: Sequence[str], launch: LaunchConfig, root: Path, name: str | None, template: Path | None
+) -> NewJob:
+    """A job that runs a user's own program on every rank. Raises `LaunchError`."""
+    if kind_of(program, error=LaunchError) != "file":
+        raise LaunchError(f"{shown(program)}: no such file; --script takes a Python program, or an executable")
+    path = program.absolute()
+    if path.suffix == ".py":
+        command = [_python(launch), "-u", str(path)]
+    elif os.access(path, os.X_OK):
+        command = [str(path)]
+    else:
+        raise LaunchError(f"{shown(program)}: is neither a Python program (.py) nor executable; chmod +x it")
+    directory = JobDirectory(root / _free_name(root, name, path.stem))
+    job = _job(directory, "script", [*command, *arguments], launch, template, None)
+    return replace(job, tasks=tuple(_tasks(job, template))) if launch.array and launch.supervise else job
+
+
+def _tasks(job: NewJob, template: Path | None) -> Iterator[NewJob]:
+    """A job for each task of an array: what the array's script has supervised, and what is submitted again alone."""
+    description = job.description
+    launch = description.launch.model_copy(update={"array": None})
+    for number in task_numbers(description.launch.array or ""):
+        directory = JobDirectory(job.directory.root.with_name(f"{job.directory.name}-{number}"))
+        changes = {"name": directory.name, "launch": launch, "part_of": description.name, "task": number}
+        of_task = description.model_copy(update=changes)
+        if not JOB_NAME.fullmatch(directory.name):
+            raise LaunchError(f"--name {shown(description.name)}: is too long for an array; its tasks' names end in -N")
+        yield NewJob(directory, of_task, None, render(Script.of(of_task, directory.root), template))
+
+
+def task_numbers(array: str) -> list[int]:
+    """Of 0-7:2,9%4. Raises `LaunchError` for more than a scheduler takes, and for none."""
+    numbers: dict[int, None] = {}
+    for part in array.partition("%")[0].split(","):
+        span, _, step = part.partition(":")
+        first, _, last = span.partition("-")
+        if max(len(first), len(last), len(step)) > 9:
+            raise LaunchError(f"array: {shown(array)}: has a number that is too large")
+        if int(last or first) < int(first) or step == "0":
+            raise LaunchError(f"array: {shown(part)}: names no task; write it as in 0-7, or 0-7:2")
+        found = range(int(first), int(last or first) + 1, int(step or 1))
+        if len(numbers) + len(found) > _MAX_TASKS:
+            raise LaunchError(f"array: {shown(array)}: has more than {_MAX_TASKS:,} tasks; submit several")
+        numbers.update(dict.fromkeys(found))
+    return sorted(numbers)
+
+
+def check_layout(config: RunConfig, launch: LaunchConfig) -> None:
+    """Whether the run can be laid out on the job's ranks, of all numbers of nodes that it may have.
+
+    Raises `ConfigError` for the number of nodes that the job starts with. On fewer, or more, the supervisor asks anew.
+    """
+    ranks = launch.nodes * launch.ranks
+    try:
+        resolve_layout(config, ranks)
+    except ConfigError as error:
+        raise ConfigError(f"{counted(launch.nodes, 'node')} x {counted(launch.ranks, 'rank')}: {error}") from None
+
+
+def _run_job(directory: JobDirectory, config: RunConfig, launch: LaunchConfig, template: Path | None) -> NewJob:
+    command = [_python(launch), "-m", "glmforge", "train", str(directory.run_config)]
+    return _job(directory, "train", command, launch, template, config)
+
+
+def _job(
+    directory: JobDirectory,
+    kind: Any,
+    command: Sequence[str],
+    launch: LaunchConfig,
+    template: Path | None,
+    config: RunConfig | None,
+) -> NewJob:
+    description = JobDescription(
+        name=directory.name,
+        kind=kind,
+        command=_values(command),
+        directory=Path.cwd(),
+        run=None if config is None else config.output_dir.absolute(),
+        env=needed_environment(os.environ),
+        created=utc_now(),
+        launch=launch,
+    )
+    script = render(Script.of(description, directory.root, hosts_of(launch)), template)
+    return NewJob(directory, description, config, script)
+
+
+def needed_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that ranks on other nodes need as well: of paths and of libraries, and none that holds a secret."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if _NEEDED.fullmatch(name) and not is_secret(name, value) and _PLAIN.fullmatch(value)
+    }
+
+
+def _values(words: Sequence[str]) -> list[str]:
+    for word in words:
+        if not _PLAIN.fullmatch(word):
+            raise LaunchError(
+                f"{shown(word)}: a word of the command has a line break or a control character; remove it"
+            )
+    return list(words)
+
+
+def _python(launch: LaunchConfig) -> str:
+    """Of ranks: this one, which all nodes have at the same place; a container has its own."""
+    return "python" if launch.container else sys.executable
+
+
+def create_job(job: JobDirectory, description: JobDescription, taken: str) -> None:
+    """Write the description into a new directory. Raises `LaunchError` if there is one, `RunFileError`."""
+    with removed_on_error() as made:
+        make_directory(job.root, taken)
+        made.append(job.root)
+        write_text(job.description, dump_config(description))
+
+
+def make_directory(root: Path, taken: str) -> None:
+    """Make the directory of a job, sweep or chain, for its owner alone. Raises `LaunchError`; `taken` if it exists."""
+    place = root.parent
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        place = root
+        root.mkdir(mode=0o700)
+    except FileExistsError as error:
+        why = f"cannot hold jobs ({error.strerror}); choose another --jobs-dir" if place is not root else taken
+        raise LaunchError(f"{shown(place)}: {why}") from None
+    except OSError as error:
+        raise LaunchError(f"{shown(place)}: cannot hold jobs ({error.strerror}); choose another --jobs-dir") from error
+
+
+@contextmanager
+def removed_on_error() -> Iterator[list[Path]]:
+    """A list for directories that are made within the block: an error removes them, as far as it can."""
+    made: list[Path] = []
+    try:
+        yield made
+    except BaseException:
+        for root in reversed(made):
+            shutil.rmtree(root, ignore_errors=True)  # the cause is to be reported
+        raise
+
+
+def _free_name(root: Path, given: str | None, proposed: str) -> str:
+    """The name that was given, else one made of the run's that is not taken: air, air-2, air-3."""
+    if given is not None:
+        if not JOB_NAME.fullmatch(given):
+            raise LaunchError(f"--name {shown(given)}: a job's name is made of at most 64 letters, digits and _.-")
+        return given
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", proposed).strip("-_.")[:56] or "job"
+    number, free = 1, name
+    while (root / free).exists():
+        number += 1
+        free = f"{name}-{number}"
+    return free

@@ -1,0 +1,219 @@
+"""A job in words: its line in the list of all jobs, and the page about it (`glmforge jobs show`)."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+from glmforge.errors import GlmforgeError
+from glmforge.observe.job_records import AttemptRecord, JobDirectory, RankRecord, utc_now
+from glmforge.observe.units import counted, format_duration
+from glmforge_ops.jobs.logs import first_to_fail
+from glmforge_ops.jobs.new_job import task_numbers
+from glmforge_ops.jobs.registry import Job, as_dict
+from glmforge_ops.jobs.state import JobFiles, JobState, changed_at
+from glmforge_ops.jobs.supervisor.nodes import Ledger, Out
+
+COLUMNS = ("name", "state", "launcher", "id", "nodes", "attempt", "step", "age", "why")
+_ATTEMPT_COLUMNS = ("attempt", "submission", "nodes", "began", "took", "steps", "ended with")
+_MAX_WHY = 100
+_MAX_NODES = 6
+_SHOWN_ATTEMPTS = 20
+_SHOWN_WORDS = 15
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines with their columns below each other; the last is as long as it is."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        yield "  ".join([*cells[:-1], row[-1]]).rstrip()
+
+
+def job_row(job: Job, now: datetime | None = None) -> list[str]:
+    """The job under `COLUMNS`; what is not known is '-'."""
+    if (files := job.files) is None:
+        return [job.name, job.state, *"------", _one_line(job.why)]
+    launch, age = files.description.launch, (now or utc_now()) - files.description.created
+    return [
+        job.name,
+        job.state,
+        launch.launcher,
+        job.submission or "-",
+        str(launch.nodes),
+        str(files.attempt.number) if files.attempt else "-",
+        step_words(files),
+        format_duration(max(0.0, age.total_seconds())),
+        _one_line(job.why),
+    ]
+
+
+def step_words(files: JobFiles | None) -> str:
+    """'120/1000'; '-' if no step is known."""
+    if files is None or files.step is None:
+        return "-"
+    return str(files.step) if files.num_steps is None else f"{files.step}/{files.num_steps}"
+
+
+def headline(job: Job, now: datetime | None = None) -> str:
+    """'air: failed, for 3m 20s (slurm 17, 2 nodes x 8)'."""
+    if (files := job.files) is None:
+        return f"{job.name}: {job.state}: {job.why}"
+    launch, for_s = files.description.launch, ((now or utc_now()) - changed_at(files, job.seen)).total_seconds()
+    who = " ".join(filter(None, [launch.launcher, job.submission]))
+    size = f"{counted(launch.nodes, 'node')} x {launch.ranks}"
+    return f"{job.name}: {job.state}, for {format_duration(max(0.0, for_s))} ({who}, {size})"
+
+
+def about(job: Job) -> list[str]:
+    """The page, line by line."""
+    if (files := job.files) is None:
+        return [headline(job), f"next: {next_command(job)}"]
+    lines = [headline(job), *([f"why: {job.why}"] if job.why else [])]
+    tasks = task_names(job)
+    facts = {
+        "part of": files.description.part_of,
+        "tasks": f"{node_words(tasks)}; each is a job: glmforge jobs logs {tasks[0]}" if tasks else None,
+        "run": files.description.run,
+        "steps": step_words(files) if files.step is not None else None,
+        "command": " ".join(files.description.command),
+        "directory": files.description.directory,
+        "files": job.directory.root,
+    }
+    lines += [f"{name}: {value}" for name, value in facts.items() if value is not None]
+    attempts = _attempts(job.directory)
+    if not tasks:
+        left_out = len(job.directory.attempt_numbers()) - len(attempts)
+        rows = [_ATTEMPT_COLUMNS, *map(_attempt_row, attempts)]
+        lines += ["", *(aligned(rows) if attempts else ["no attempt has begun"])]
+        lines += [f"({left_out} more before or without a record)"] if attempts and left_out else []
+    if (rank := _culprit(job.directory, attempts)) is not None:
+        lines += [
+            "",
+            f"first to fail: {_rank_words(rank)}",
+            *(f"  | {line}" for line in rank.last_words[-_SHOWN_WORDS:]),
+        ]
+    if out := _nodes_out(job.directory):
+        rows = [
+            (
+                f"  {name}",
+                f"since {each.since:%Y-%m-%d %H:%M:%S}",
+                f"{each.reason}{' (drained)' if each.drained else ''}",
+            )
+            for name, each in out.items()
+        ]
+        lines += ["", f"excluded nodes ('glmforge jobs allow {job.name} NODE' uses one again):", *aligned(rows)]
+    return [*lines, "", f"next: {next_command(job)}"]
+
+
+def about_dict(job: Job) -> dict[str, Any]:
+    """The same for programs."""
+    if (files := job.files) is None:
+        return as_dict(job)
+    attempts = _attempts(job.directory)
+    rank, run = _culprit(job.directory, attempts), files.description.run
+    return as_dict(job) | {
+        "command": files.description.command,
+        "directory": str(files.description.directory),
+        "run": None if run is None else str(run),
+        "attempts": [attempt.model_dump(mode="json") for attempt in attempts],
+        "first_to_fail": None if rank is None else rank.model_dump(mode="json"),
+        "submissions": [each.model_dump(mode="json") for each in job.directory.last_submissions()],
+        "nodes_out": {name: out.model_dump(mode="json") for name, out in _nodes_out(job.directory).items()},
+        "next": next_command(job),
+    }
+
+
+def node_words(nodes: Sequence[str]) -> str:
+    """A few names, or some and how many more."""
+    if len(nodes) <= _MAX_NODES:
+        return ",".join(nodes) or "-"
+    return f"{','.join(nodes[: _MAX_NODES - 1])} and {len(nodes) - _MAX_NODES + 1} more"
+
+
+def next_command(job: Job) -> str:
+    """What a person might do now."""
+    name, logs = job.name, f"glmforge jobs logs {job.name}"
+    if job.state is JobState.DAMAGED or job.files is None:
+        return "fix what is named above; the other jobs are not affected"
+    if not job.files.description.launch.supervise:
+        logs += " --scheduler"
+    if task_names(job) and job.state not in (JobState.NEW, JobState.CANCELLED, JobState.STOPPED):
+        return f"glmforge jobs list '{name}-*'"
+    if job.state is JobState.FINISHED:
+        run = job.files.description.run
+        return f"glmforge report {run}" if run is not None else logs
+    if job.files.is_refused(job.seen) or job.state in (JobState.NEW, JobState.CANCELLED, JobState.STOPPED):
+        return f"glmforge jobs resubmit {name}"
+    if job.state is JobState.FAILED:
+        return f"{logs}; then, when it is fixed, glmforge jobs resubmit {name}"
+    if job.state is JobState.UNKNOWN:
+        return f"{logs}; if it has ended, glmforge jobs resubmit {name} --force"
+    return f"glmforge jobs follow {name}"
+
+
+def task_names(job: Job) -> list[str]:
+    """Of an array: its tasks, which are jobs of their own; none of anything else."""
+    launch = None if job.files is None else job.files.description.launch
+    if launch is None or not launch.array or not launch.supervise:
+        return []
+    return [f"{job.name}-{number}" for number in task_numbers(launch.array)]
+
+
+def _attempts(directory: JobDirectory) -> list[AttemptRecord]:
+    """The newest of them; those whose record is damaged are left out."""
+    found = []
+    for number in directory.attempt_numbers()[-_SHOWN_ATTEMPTS:]:
+        try:
+            record = AttemptRecord.read(directory.attempt(number).record)
+        except GlmforgeError:
+            continue
+        found += [record] if record is not None else []
+    return found
+
+
+def _attempt_row(attempt: AttemptRecord) -> tuple[str, ...]:
+    verdict, until = attempt.verdict, attempt.ended or utc_now()
+    if verdict is not None:
+        ended = f"{verdict.cause}: {_one_line(verdict.why)}"
+    else:
+        ended = "-" if attempt.ended is None else f"status {attempt.status}"
+    first, last = (str(step) if step is not None else "?" for step in (attempt.first_step, attempt.last_step))
+    return (
+        str(attempt.number),
+        attempt.submission + (f" (restart {attempt.restart})" if attempt.restart else ""),
+        node_words(attempt.nodes),
+        attempt.began.strftime("%Y-%m-%d %H:%M:%S"),
+        format_duration(max(0.0, (until - attempt.began).total_seconds())),
+        "-" if first == last == "?" else f"{first}-{last}",
+        ended,
+    )
+
+
+def _culprit(directory: JobDirectory, attempts: Sequence[AttemptRecord]) -> RankRecord | None:
+    """The rank that failed first in the newest attempt that has ended."""
+    ended = next((attempt for attempt in reversed(attempts) if attempt.ended is not None), None)
+    if ended is None:
+        return None
+    of_attempt = directory.attempt(ended.number)
+    number = first_to_fail(of_attempt)
+    return next((rank for rank in of_attempt.read_ranks(skip_damaged=True) if rank.rank == number), None)
+
+
+def _rank_words(rank: RankRecord) -> str:
+    """'rank 9 on node2 (status -9), after step 120'."""
+    status = "no status" if rank.status is None else f"status {rank.status}"
+    step = "" if rank.last_step is None else f", after step {rank.last_step}"
+    return f"rank {rank.rank} on {rank.node} ({status}){step}"
+
+
+def _nodes_out(directory: JobDirectory) -> dict[str, Out]:
+    """Nodes that the job does not use; none if its ledger cannot be read."""
+    try:
+        return Ledger.read(directory).out()
+    except GlmforgeError:
+        return {}
+
+
+def _one_line(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= _MAX_WHY else f"{text[: _MAX_WHY - 3]}..."

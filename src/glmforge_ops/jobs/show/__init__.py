@@ -1,1 +1,0 @@
-"""What a person is told of a job: its line in a list, its page, its logs."""

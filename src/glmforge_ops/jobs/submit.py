@@ -1,0 +1,135 @@
+"""A job submitted to its scheduler, and the note of it in the job's directory.
+
+A submission that cannot be noted is cancelled: nothing runs that the files do not tell of. Where a scheduler's answer
+was lost, the job may run all the same; it is found again by its name and directory under Slurm (`adopted`).
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from glmforge.config.launch import LaunchConfig, Launcher
+from glmforge.config.secrets import require_secrets
+from glmforge.errors import LaunchError
+from glmforge.observe.job_records import JobDirectory, Submission, utc_now
+from glmforge_ops.jobs.schedulers.base import NoAnswerError, Scheduler, ask
+from glmforge_ops.jobs.schedulers.here import Here
+from glmforge_ops.jobs.schedulers.pbs import Pbs
+from glmforge_ops.jobs.schedulers.slurm import Slurm
+
+_PROBE_LIMIT_S = 10.0
+
+T = TypeVar("T")
+
+
+class MayRunError(LaunchError):
+    """A job that may run although it could not be noted: it needs its directory."""
+
+
+def scheduler_of(launcher: str) -> Scheduler:
+    """What runs the jobs of a launcher."""
+    if launcher == "slurm":
+        return Slurm()
+    return Pbs() if launcher == "pbs" else Here()
+
+
+def find_launcher(*, has_hosts: bool) -> Launcher:
+    """Where jobs go by default: to the hosts that were given, to Slurm or PBS if they answer here, else here."""
+    if has_hosts:
+        return "ssh"
+    if _answers("sbatch", "scontrol", "ping"):
+        return "slurm"
+    return "pbs" if _answers("qsub", "qstat", "-Q") else "local"
+
+
+def submit(
+    job: JobDirectory,
+    *,
+    scheduler: Scheduler | None = None,
+    tasks: Sequence[JobDirectory] = (),
+    after: Sequence[str] = (),
+    again: bool = False,
+) -> Submission:
+    """Submit the job's script as it stands, and note the number, in the jobs of an array's tasks too.
+
+    Args:
+        scheduler: that of the job's launcher by default.
+        tasks: jobs of an array's tasks.
+        after: submissions that must have succeeded before it starts.
+
+    Raises `GlmforgeError`, and `MayRunError` if it may run all the same.
+    """
+    launch = job.read().launch
+    numbers = {_number_of(task): task for task in tasks}
+
+    def note(id_: str) -> Submission:
+        submission = note_submission(job, id_, launch.launcher, again=again)
+        for number, task in numbers.items():
+            note_submission(task, id_of_task(id_, number), launch.launcher)
+        return submission
+
+    return submit_noted(scheduler or scheduler_of(launch.launcher), job, launch, note, after=after)
+
+
+def submit_noted(
+    scheduler: Scheduler,
+    job: JobDirectory,
+    launch: LaunchConfig,
+    note: Callable[[str], T],
+    *,
+    after: Sequence[str] = (),
+    array: str = "",
+) -> T:
+    """Submit the script of `job`, and have its number noted; what `note` returns. Raises as `submit` does."""
+    require_secrets(launch.secrets)
+    try:
+        id_ = scheduler.submit(job, launch, after=after, array=array)
+    except NoAnswerError as error:
+        look = {"slurm": f"squeue --me --name={job.name}", "pbs": "qstat"}.get(launch.launcher, "ps")
+        raise MayRunError(f"{job.name}: may have been submitted, or not: {error}; look with '{look}'") from error
+    except OSError as error:
+        raise LaunchError(f"{job.name}: cannot be started ({error}); nothing was submitted") from error
+    try:
+        return note(id_)
+    except BaseException as why:  # it would run, and nobody would know of it
+        try:
+            scheduler.cancel(id_)
+        except LaunchError as error:
+            raise MayRunError(f"{launch.launcher} {id_} could not be noted, and runs ({error}): {why}") from why
+        if isinstance(why, KeyboardInterrupt):
+            raise
+        raise LaunchError(f"{launch.launcher} {id_} was cancelled, since it could not be noted: {why}") from why
+
+
+def note_submission(job: JobDirectory, id_: str, launcher: Launcher, *, again: bool = False) -> Submission:
+    submission = Submission(id=id_, launcher=launcher, time=utc_now(), again=again)
+    job.add_submission(submission)
+    job.event("submitted", f"to {launcher} as {id_}", submission=id_)
+    return submission
+
+
+def adopted(job: JobDirectory, known: Sequence[str], scheduler: Scheduler) -> str | None:
+    """A submission of the job's script that waits or runs and that is not `known`: who submitted it was killed before
+    it was noted. Raises `LaunchError` if the scheduler does not answer."""
+    lost = [id_ for id_ in scheduler.unnoted(job) if id_ not in known]
+    return lost[-1] if lost else None
+
+
+def id_of_task(array: str, task: int) -> str:
+    """The number of an array's task: 12_3 of Slurm's 12, 12[3].server of PBS's 12[].server."""
+    return array.replace("[]", f"[{task}]") if "[]" in array else f"{array}_{task}"
+
+
+def _number_of(task: JobDirectory) -> int:
+    number = task.read().task
+    assert number is not None, "tasks of an array have numbers"
+    return number
+
+
+def _answers(submits: str, *command: str) -> bool:
+    if shutil.which(submits) is None:
+        return False
+    try:
+        return ask(*command, limit_s=_PROBE_LIMIT_S).status == 0
+    except LaunchError:
+        return False
