@@ -7,9 +7,7 @@ import pytest
 
 NOTES = Path(__file__).parents[3] / "docs/lab-notes"
 ENTRIES = [
-    (page.name, entry)
-    for page in sorted(NOTES.glob("*.md"))
-    for entry in page.read_text("utf-8").split("\n## ")[1:]
+    (page.name, entry) for page in sorted(NOTES.glob("*.md")) for entry in page.read_text("utf-8").split("\n## ")[1:]
 ]
 
 
