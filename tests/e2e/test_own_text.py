@@ -48,7 +48,7 @@ def test_every_command_of_the_walk_follows_from_the_one_before(
     directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     commands = readme_commands()
-    assert [words[1] for words in commands] == ["data", "data", "init", "train", "report", "export", "chat"]
+    assert [words[1] for words in commands] == ["data", "data", "init", "train", "chat"]
     for words in commands:
         capsys.readouterr()
         run(words, monkeypatch)
@@ -56,5 +56,4 @@ def test_every_command_of_the_walk_follows_from_the_one_before(
     config = load_config(directory / "my_run.yaml")
     assert config.model.vocab_size == 4096
     assert [source.path for source in config.data.held_out] == [Path("data/train-held-out")]
-    assert (directory / "runs/my_run/report.html").is_file()
     assert (directory / "runs/my_run/evaluation.jsonl").is_file()

@@ -3,7 +3,7 @@
 On a CPU every operator is shared by a team of OpenMP threads that meet at its end. Whoever comes first waits by
 spinning, which is fastest on idle cores; where other processes want them too, a thread spins away the very core that
 its teammate needs. libgomp, which PyTorch is built with, spins for some milliseconds by default; `limit_spinning` cuts
-that to the microseconds that pass between two operators. What it brings on busy cores is in `docs/lab-notes.md`.
+that to the microseconds that pass between two operators. On busy cores: `docs/lab-notes/kernels.md`.
 
 Nothing here imports torch: the environment has to be set before it is.
 """

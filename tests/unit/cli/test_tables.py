@@ -68,7 +68,7 @@ def test_facts_are_never_cut() -> None:
 @pytest.mark.parametrize(
     ("command", "verdict"),
     [
-        ("configs list", "Two nodes by hand"),
+        ("configs list", "Two nodes without a scheduler"),
         ("model show glm46_355b --lora rank=16,target=experts", "of the model is trained"),
         ("plan lora_air_2x8h200 --gpus 16 --gpu h200 --network tcp30", "GFLOP/token"),
         ("plan demo --gpus 1 --gpu h200 --serve", "memory"),

@@ -6,7 +6,7 @@ failures. The thread shares with training the interpreter lock (writing, hashing
 else: no generator, no CUDA stream, no tensor of the model.
 
 Reading processes are forked at the start of a phase, also during a save: none was seen to hang because of it
-(`docs/lab-notes.md`).
+(`docs/lab-notes/checkpoints.md`).
 """
 
 import logging
