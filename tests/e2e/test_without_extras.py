@@ -88,7 +88,6 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "sweep page": ("none --jobs-dir {out} --out {out}/sweep.html", None),
     "sweep resubmit": ("none --jobs-dir {out}", None),
     "sweep cancel": ("none --jobs-dir {out}", None),
-    "sweep task": ("{out}/none 0", None),
     "chain run": ("{run}.yaml --jobs-dir {out}", None),
     "chain show": ("none --jobs-dir {out}", None),
     "chain resume": ("none --jobs-dir {out}", None),
@@ -108,7 +107,7 @@ REFUSES = {
     "adapter show": "is of a run without adapters",
     "adapter merge": "is of a run without adapters",
     "adapter convert": "is no Hugging Face directory",
-    "cluster bench": "one rank has nobody to communicate with",
+    "cluster bench": "one rank cannot communicate",
     "cluster setup": "--nodes",
     "cluster dev up": "nodes 0: set it to 1 to",
     "cluster dev down": "no development cluster is there",
@@ -116,9 +115,7 @@ REFUSES = {
         ("jobs show", "jobs logs", "jobs follow", "jobs cancel", "jobs resubmit", "jobs allow", "jobs goodput"),
         "there is no job none",
     ),
-    **dict.fromkeys(
-        ("sweep show", "sweep page", "sweep resubmit", "sweep cancel", "sweep task"), "there is no such sweep"
-    ),
+    **dict.fromkeys(("sweep show", "sweep page", "sweep resubmit", "sweep cancel"), "there is no such sweep"),
     "chain run": "output_dir: unknown key",
     **dict.fromkeys(("chain show", "chain resume", "chain cancel"), "there is no such chain"),
     **dict.fromkeys(

@@ -59,6 +59,11 @@ def refuse_full(scheduler: Scheduler, config: EngineConfig, num_tokens: int = 0,
             f"queue: is full, {num_queued:,} waiting (max_queued_requests is {config.max_queued_requests:,}); try "
             "again later"
         )
+    refuse_tokens(scheduler, config, num_tokens)
+
+
+def refuse_tokens(scheduler: Scheduler, config: EngineConfig, num_tokens: int) -> None:
+    """Raise `QueueFullError` if a prompt of `num_tokens` more would be too much to wait."""
     if config.max_queued_tokens is None or not scheduler.waiting:
         return
     waiting = sum(sequence.num_pending for sequence in scheduler.waiting)

@@ -76,7 +76,7 @@ class AsyncEngine:
             while True:
                 async with self._between_steps:
                     try:
-                        number = self.engine.queue(prepared)
+                        number = self.engine.queue(prepared, has_place=not wait)
                     except QueueFullError:
                         if not wait:
                             raise

@@ -22,7 +22,7 @@ import torch
 from glmforge.checkpoint.pretrained import load_with_tokenizer
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import GlmforgeError
-from glmforge.generate.admission import QueueFullError, refuse_full, refuse_impossible
+from glmforge.generate.admission import QueueFullError, refuse_full, refuse_impossible, refuse_tokens
 from glmforge.generate.answer import Details, Sample, Update
 from glmforge.generate.choosing import choose, failing_alone, one_line
 from glmforge.generate.config import DEFAULTS, EngineConfig
@@ -153,9 +153,13 @@ class Engine:
         )
         return Prepared(tuple(ids), params, self.following.compile(params))
 
-    def queue(self, prepared: Prepared) -> int:
-        """Queue a request that is prepared, once; its number. Raises `QueueFullError`, and may be called again then."""
-        refuse_full(self.scheduler, self.config, len(prepared.prompt))
+    def queue(self, prepared: Prepared, *, has_place: bool = False) -> int:
+        """Queue a request that is prepared, once; its number. Raises `QueueFullError`, and may be called again then.
+
+        With `has_place` it was counted in the queue before it was prepared: samples of others may have come since.
+        """
+        refuse = refuse_tokens if has_place else refuse_full
+        refuse(self.scheduler, self.config, len(prepared.prompt))
         number, params = self._num_requests, prepared.params
         seed = int(fold(torch.tensor(self.config.seed), number)) if params.seed is None else params.seed
         self._num_requests += 1

@@ -87,7 +87,7 @@ def weigh_neighbours() -> None:
     """Give each token the loss weight of the one before it: of a role token, that of the last word of the answer."""
     take = inputs.TokenShare.take
     inputs.TokenShare.take = (  # type: ignore[method-assign]
-        lambda self, x_T: take(self, x_T).roll(1) if x_T.is_floating_point() else take(self, x_T)
+        lambda self, x_T, *dim: take(self, x_T, *dim).roll(1) if x_T.is_floating_point() else take(self, x_T, *dim)
     )
 
 

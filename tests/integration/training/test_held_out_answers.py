@@ -126,7 +126,7 @@ def test_form_and_end_of_answers_are_counted(
         prompt = render(messages[:-1], add_generation_prompt=True, thinking=thinking)
         references.append(tokenizer.encode_with_special_tokens(render(messages, thinking=thinking)[len(prompt) :]))
 
-    def generate(engine: Any, prompts: Any, params: Any) -> list[list[Sample]]:
+    def generate(engine: Any, prompts: Any, params: Any, alive: Any) -> list[list[Sample]]:
         answers = [change(reference, stop, role) for reference in references]
         return [[Sample(tokens, "stop" if tokens[-1] == stop else "length")] for tokens in answers]
 

@@ -65,7 +65,7 @@ def test_rows_brought_by_others_stand_in_their_group() -> None:
     table = MetricTable(METRICS.values())
     table.declare([Metric("reward", "1", "reward", "mean reward"), Metric("loss_kl", "nats/token", "loss", "KL")])
     names = list(table)
-    assert (names[names.index("loss_aux") + 1], names[-1]) == ("loss_kl", "reward")
+    assert (names[names.index("extra_losses") + 1], names[-1]) == ("loss_kl", "reward")
     assert table.record({"reward": 1.0, "loss_kl": 0.5, "loss": 2.0}) == {"loss": 2.0, "loss_kl": 0.5, "reward": 1.0}
     assert "reward" not in METRICS
 
