@@ -11,7 +11,7 @@ and every step's loss compared with a run that nothing happened to. `--add` keep
 Of each fault: `seconds` from striking to the next training step, and the supervisor's own account of them: `detected_s`
 until all ranks had ended, `decided_s` until the next attempt began (after a requeue this is Slurm's queue; the two
 minutes that Slurm waits by itself are cut short), `started_s` until its processes ran, `first_step_s` until the first
-step, which is mostly importing PyTorch. Writes `results/launch_faults.json`. Many at once: `launch_soak.py`.
+step, which is mostly importing PyTorch. Writes `results/launch_faults.json`.
 """
 
 import argparse
