@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
 
+from harness import table
 from record import ROOT
 
 from glmforge.config import load_config
@@ -314,11 +315,7 @@ CLAIMS = (
 
 def claims_table() -> str:
     """In Markdown."""
-    rows = ["| claim | computed | verdict |", "| --- | --- | --- |"]
-    for claim in CLAIMS:
-        computed, judged = claim.compute()
-        rows.append(f"| {claim.words} | {computed} | {judged} |")
-    return "\n".join(rows) + "\n"
+    return table(["claim", "computed", "verdict"], ([claim.words, *claim.compute()] for claim in CLAIMS))
 
 
 TABLES = (claims_table,)

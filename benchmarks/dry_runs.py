@@ -16,17 +16,18 @@ file's it may need more). On a busy
 machine a run that takes longer passes if its processor seconds are within the limit: idle cores would take less.
 """
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 import time
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
+import psutil
 from fine_tuning_memory import PRESETS
-from record import RESULTS, ROOT, write_result
+from harness import arguments, result
+from record import ROOT, write_result
 
 from glmforge.config import load_config
 from glmforge.config.phase import PhaseConfig
@@ -34,7 +35,6 @@ from glmforge.plan.machine.machine import find_machine
 
 MOST_SECONDS, MOST_BYTES, MOST_OF_GPU = 30, 1.5e9, 0.8
 GPU_BYTES = 80e9
-RESULT = RESULTS / "dry_runs.json"
 RECOMPUTED, SHARED = ("parallel.recompute=full",), ("parallel.cp=8",)
 
 LONG = ("repository_code", "synthetic_reasoning", "long_context_and_agents")
@@ -88,10 +88,10 @@ SCHEDULES = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = arguments(__doc__)
     parser.add_argument("--only", default="", help="only files and schedules whose name has this; others stay")
-    only = parser.parse_args().only
-    before = json.loads(RESULT.read_text("utf-8")) if only and RESULT.is_file() else {}
+    args = parser.parse_args()
+    only, before = args.only, result("dry_runs") if args.only else {}
     found: dict[str, Any] = before.get("runs", {})
     scheduled: dict[str, Any] = before.get("schedules", {})
     failures = _not_listed()
@@ -111,7 +111,7 @@ def main() -> None:
     limits = {"seconds": MOST_SECONDS, "bytes": MOST_BYTES, "share_of_gpu": MOST_OF_GPU, "gpu_bytes": GPU_BYTES}
     code = ["src/glmforge/dryrun", "src/glmforge/parallel", "src/glmforge/model", "src/glmforge/optim"]
     content = {"limits": limits, "runs": found, "schedules": scheduled}
-    write_result("dry_runs", content, code=[*code, "configs", "src/glmforge/config"])
+    write_result("dry_runs", content, code=[*code, "configs", "src/glmforge/config"], out=args.out)
     if failures:
         sys.exit("\n".join(failures))
 
@@ -146,9 +146,9 @@ def _measure(name: str, world_size: int, phase: str, settings: tuple[str, ...]) 
     options = ["--world-size", str(world_size), "--phase", phase, "--dry-run", "--json"]
     command = [sys.executable, "-m", "glmforge", "plan", where(name), *settings, *options]
     started = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
-        cost = _watch(process)
-        output, errors = process.communicate()
+    process = psutil.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    cost = _watch(process)
+    output, errors = process.communicate()
     seconds = time.perf_counter() - started
     if process.returncode:
         sys.exit(f"{name}, phase {phase}: {errors.decode().strip()}")
@@ -171,21 +171,18 @@ def _measure(name: str, world_size: int, phase: str, settings: tuple[str, ...]) 
     return row
 
 
-def _watch(process: subprocess.Popen[bytes]) -> dict[str, float]:
-    """Processor seconds and most memory of all processes of a session, until its first one has ended."""
+def _watch(process: psutil.Popen) -> dict[str, float]:
+    """Processor seconds and most memory of a process and all that it starts, until it has ended."""
     cpu: dict[int, float] = {}
     most_resident = most_proportional = 0
     while process.poll() is None:
         resident = proportional = 0
-        for pid in _session(process.pid):
-            try:
-                stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-                memory = Path(f"/proc/{pid}/smaps_rollup").read_text().split()
-            except (FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
-                continue
-            cpu[pid] = (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK")
-            resident += 1024 * int(memory[memory.index("Rss:") + 1])
-            proportional += 1024 * int(memory[memory.index("Pss:") + 1])
+        with suppress(psutil.NoSuchProcess):  # a process may end between two looks
+            for each in (process, *process.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    memory, times = each.memory_full_info(), each.cpu_times()
+                    cpu[each.pid] = times.user + times.system
+                    resident, proportional = resident + memory.rss, proportional + memory.pss
         most_resident, most_proportional = max(most_resident, resident), max(most_proportional, proportional)
         time.sleep(0.2)
     return {
@@ -193,19 +190,6 @@ def _watch(process: subprocess.Popen[bytes]) -> dict[str, float]:
         "resident_bytes": most_resident,
         "proportional_bytes": most_proportional,
     }
-
-
-def _session(leader: int) -> list[int]:
-    found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                session = int((folder / "stat").read_text().rpartition(")")[2].split()[3])
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if session == leader:
-                found.append(int(folder.name))
-    return found
 
 
 def _failures(row: dict[str, Any], *, must_fit: bool = True) -> list[str]:

@@ -4,8 +4,8 @@
     python benchmarks/figures.py measure            # measure those again, then write the new figures into the text
     python benchmarks/figures.py measure train_step optimizer
     python benchmarks/figures.py update             # write the figures of results/*.json into README and docs
-    python benchmarks/figures.py check              # exit status 1 and every place where text and results part, and
-                                                    # every measured figure that is not marked
+    python benchmarks/figures.py check              # exit status 1 and every place where text and results differ, and
+                                                    # every unmarked measurement on the pages of `ALL_MARKED`
 
 A figure in the text stands between two comments, which Markdown does not show:
 
@@ -14,7 +14,8 @@ A figure in the text stands between two comments, which Markdown does not show:
 a result's name, the path of the figure in it (keys and list positions; a key with a dot or a space in quotation
 marks), and a format of Python's; one that ends in F drops the zero before the point. Numbers and other paths of the
 same result may be multiplied, divided, added or subtracted, from left to right: `bytes / 1e9`. The result's `measured`
-tells revision, machine, command and code; see `record.py`.
+has revision, machine, command and code; see `record.py`. Figures without a mark were measured once, by a script that is
+gone from here (`git log -- benchmarks`); their page says when.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from typing import Any
 from record import RESULTS, ROOT, code_digest
 
 FIGURE = re.compile(
-    r"<!--fig (?P<result>\w+) (?P<value>[^>]+?) (?P<format>[^\s>]+?)-->(?P<text>.*?)<!--/fig-->", re.DOTALL
+    r'<!--fig (?P<result>\w+) (?P<value>(?:"[^"]*"|[^>"])+?) (?P<format>[^\s>]+?)-->(?P<text>.*?)<!--/fig-->', re.DOTALL
 )
 WORD = re.compile(r'(?:[^\s"]|"[^"]*")+')
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
@@ -47,15 +48,13 @@ MEASURED = re.compile(
 """What reads like a measurement: a number with a unit of time, size, speed or share, or a score such as .938."""
 STEP = re.compile(r'"([^"]*)"|([^."]+)')
 GIVEN = ROOT / "benchmarks" / "figures_given.toml"
-RECORDS = ("lab-notes", "CHANGELOG.md")
-"""A folder and a file about earlier states of the code."""
-COMPUTED = ("claims.md",)
-"""What is no measurement but computed, and held to the code by a test of its own."""
+ALL_MARKED = ("README.md", "docs/plan.md", "docs/plan-accuracy.md", "docs/corpus/extract.md")
+"""Pages on which every measurement is marked, but for what `GIVEN` has of them."""
 OPERATIONS = {"*": operator.mul, "/": operator.truediv, "+": operator.add, "-": operator.sub}
 
 
 class FigureError(Exception):
-    """A marked figure that no result answers."""
+    """A marked figure that no result has."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def documents() -> list[Path]:
 
 
 def figures(file: Path) -> Iterator[Figure]:
-    """Every marked figure of `file`. Raises FigureError naming the place of one that cannot be made out."""
+    """Every marked figure of `file`. Raises FigureError naming the place of one that no result has."""
     text = file.read_text("utf-8")
     for match in FIGURE.finditer(text):
         line = text.count("\n", 0, match.start()) + 1
@@ -113,7 +112,7 @@ def evaluate(content: Any, expression: str, result: str) -> Any:
     value = _operand(content, words[0], result)
     for sign, word in zip(words[1::2], words[2::2], strict=True):
         if sign not in OPERATIONS:
-            raise FigureError(f"{result}: {expression}: {sign!r} is none of {' '.join(OPERATIONS)}")
+            raise FigureError(f"{result}: {expression}: {sign!r} is not one of {' '.join(OPERATIONS)}")
         value = OPERATIONS[sign](value, _operand(content, word, result))
     return value
 
@@ -130,7 +129,7 @@ def _operand(content: Any, word: str, result: str) -> Any:
         except (KeyError, IndexError, TypeError, ValueError):
             raise FigureError(f"benchmarks/results/{result}.json has no {word} (at {step!r})") from None
     if not isinstance(content, int | float | str):
-        raise FigureError(f"benchmarks/results/{result}.json: {word} is no single figure")
+        raise FigureError(f"benchmarks/results/{result}.json: {word} is not a single figure")
     return content
 
 
@@ -152,7 +151,7 @@ def why_stale(result: str) -> str | None:
     """Why the figures of `result` may not be those of today's code; None if they are."""
     measured = _load(result).get("measured")
     if measured is None:
-        return "does not say what it measured"
+        return "has no record of what it measured"
     try:
         unchanged = code_digest(measured["code"]) == measured["code_digest"]
     except ValueError as error:
@@ -166,10 +165,10 @@ def results() -> list[str]:
 
 
 def print_stale(names: list[str]) -> list[str]:
-    """Say which of `names` are stale and how to measure them; returns them."""
+    """Print which of `names` are stale and how to measure them; returns them."""
     reasons = {name: reason for name in names if (reason := why_stale(name))}
     for name, reason in reasons.items():
-        print(f"{name}: {reason}\n    {_load(name).get('measured', {}).get('command', 'no command is known')}")
+        print(f"{name}: {reason}\n    {_load(name).get('measured', {}).get('command', 'unknown command')}")
     print(f"{len(reasons)} of {len(names)} results are older than the code they measured")
     return list(reasons)
 
@@ -180,7 +179,7 @@ def measure(names: list[str]) -> int:
     for name in names:
         command = _load(name).get("measured", {}).get("command")
         if command is None:
-            print(f"{name}: no command is known; run its benchmark by hand", file=sys.stderr)
+            print(f"{name}: unknown command; run its benchmark manually", file=sys.stderr)
             failed += 1
             continue
         print(f"\n{name}: {command}", flush=True)
@@ -206,7 +205,7 @@ def _replaced(match: re.Match[str], figure: Figure) -> str:
 
 
 def differing() -> list[str]:
-    """Every place where text and results part, in words."""
+    """Every place where text and results differ, in words."""
     found = []
     for file in documents():
         try:
@@ -219,16 +218,13 @@ def differing() -> list[str]:
 
 
 def without_source() -> list[str]:
-    """Every figure that reads like a measurement and has no result, and every exemption that is of no use any more."""
+    """Every unmarked measurement on the pages of `ALL_MARKED`, and every exemption that no page needs any more."""
     found = []
-    for file in documents():
-        name = str(file.relative_to(ROOT))
-        text = file.read_text("utf-8")
-        if not {file.name, file.parent.name} & {*RECORDS, *COMPUTED}:
-            found += [f"{name}:{line}: {figure} has no result" for line, figure in unmarked(file)]
-        found += [
-            f"{GIVEN.name}: {name} does not say {snippet!r}" for snippet in given().get(name, []) if snippet not in text
-        ]
+    for name in ALL_MARKED:
+        found += [f"{name}:{line}: {figure} has no result" for line, figure in unmarked(ROOT / name)]
+    for name, snippets in given().items():
+        text = (ROOT / name).read_text("utf-8")
+        found += [f"{GIVEN.name}: {name} does not say {snippet!r}" for snippet in snippets if snippet not in text]
     return found
 
 
@@ -241,7 +237,7 @@ def main() -> int:
         parser.error(f"no such result: {', '.join(sorted(unknown))}; there are {', '.join(results())}")
     if args.action == "check":
         wrong = differing() + without_source()
-        print("\n".join(wrong) or "every marked figure is that of its result")
+        print("\n".join(wrong) or "every marked figure equals its result")
         return bool(wrong)
     if args.action == "update":
         update()

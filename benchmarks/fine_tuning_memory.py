@@ -8,12 +8,11 @@ LoRA of Air with other settings: frozen weights in fp32, one copy of the model o
 gathered instead of tokens that travel, MTP layers that are run.
 """
 
-import argparse
-import json
 import time
 from typing import Any
 
-from record import RESULTS, write_result
+from harness import arguments, result
+from record import write_result
 
 from glmforge.config import load_config
 from glmforge.plan.machine.machine import find_machine
@@ -21,7 +20,6 @@ from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.plan.memory.purposes import Purpose
 from glmforge.plan.stages.stage import stage_of
 
-FOUND = RESULTS / "fine_tuning_memory.json"
 GUIDE_BYTES = 109e9
 PRESETS = {
     "lora_air_2x8h200": (16, "h200"),
@@ -43,18 +41,19 @@ OTHERS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = arguments(__doc__)
     parser.add_argument("--only", default="", help="only runs whose name has this; the others stay as they were")
-    only = parser.parse_args().only
+    args = parser.parse_args()
     wanted = {name: (name, ()) for name in PRESETS} | OTHERS
     code = ["src/glmforge/dryrun", "src/glmforge/parallel", "src/glmforge/model", "src/glmforge/plan/memory"]
     code += ["src/glmforge/adapt", "src/glmforge/config"]
-    runs = json.loads(FOUND.read_text("utf-8"))["runs"] if FOUND.is_file() else {}
+    runs = result("fine_tuning_memory").get("runs", {})
     for name, run in wanted.items():
-        if only in name:
+        if args.only in name:
             runs[name] = _measure(*run)
             in_order = {name: runs[name] for name in wanted if name in runs}
-            write_result("fine_tuning_memory", {"guide_bytes": GUIDE_BYTES, "runs": in_order}, code=code)
+            content = {"guide_bytes": GUIDE_BYTES, "runs": in_order}
+            write_result("fine_tuning_memory", content, code=code, out=args.out)
 
 
 def _measure(preset: str, settings: tuple[str, ...]) -> dict[str, Any]:

@@ -9,9 +9,9 @@ Every case must be accepted or refused in one line, within a second of CPU time 
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
+from harness import arguments
 from record import ROOT, write_result
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -31,29 +31,28 @@ CODE = [
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Damaged files from outside, in numbers.")
+    parser = arguments(__doc__)
     parser.add_argument("--cases", type=int, default=100_000, help="mutations of all formats together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--out", type=Path, help="instead of benchmarks/results/fuzz.json")
-    arguments = parser.parse_args()
-    tallies = run_all(format_modules(), arguments.cases, seed=arguments.seed, workers=arguments.workers)
+    args = parser.parse_args()
+    tallies = run_all(format_modules(), args.cases, seed=args.seed, workers=args.workers)
     print_tallies(tallies)
-    print("written to", write_result("fuzz", content(tallies, arguments), code=CODE, out=arguments.out))
+    print("written to", write_result("fuzz", content(tallies, args), code=CODE, out=args.out))
     failures = [failure for tally in tallies.values() for failure in tally.failures]
     for failure in failures[:50]:
-        print(f"PYTHONPATH=tests python -m fuzz {failure.form} --seed {arguments.seed} --case {failure.case}")
+        print(f"PYTHONPATH=tests python -m fuzz {failure.form} --seed {args.seed} --case {failure.case}")
     return 1 if failures else 0
 
 
-def content(tallies: dict[str, Tally], arguments: argparse.Namespace) -> dict[str, Any]:
+def content(tallies: dict[str, Tally], args: argparse.Namespace) -> dict[str, Any]:
     """What is written: counts by format and outcome, and the same over all formats."""
     total = Tally()
     for tally in tallies.values():
         total = total.merge(tally)
     return {
-        "seed": arguments.seed,
-        "mutations": arguments.cases,
+        "seed": args.seed,
+        "mutations": args.cases,
         "limits": {"cpu_s": MAX_CPU_S, "memory_bytes": MAX_MEMORY},
         "all": _figures(total),
         "formats": {name: _figures(tally) for name, tally in tallies.items()},

@@ -25,7 +25,6 @@ import json
 import os
 import random
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from generation_model import DTYPES, FOLDER, LLAMA_CPP_PYTHON
+from harness import Program, arguments
 from record import write_result
 
 from glmforge.config.load import load_model_config
@@ -56,7 +56,7 @@ Turns = dict[str, list[Answer]]
 """Of each program; turn 0 warms up."""
 
 
-class Program(NamedTuple):
+class Contestant(NamedTuple):
     """A script of `programs/`, with whose interpreter, on which of the model's files, in which variant."""
 
     script: str
@@ -66,13 +66,13 @@ class Program(NamedTuple):
 
 
 PROGRAMS = {
-    OURS: Program("run_glmforge.py", None, "hf-{}"),
-    "transformers eager": Program("run_transformers.py", None, "hf-{}", "eager"),
-    "transformers grouped_mm": Program("run_transformers.py", None, "hf-{}", "grouped_mm"),
-    "transformers continuous": Program("run_transformers.py", None, "hf-{}", "continuous"),
-    "llama.cpp": Program("run_llama_cpp.py", LLAMA_CPP_PYTHON, "model-{}.gguf"),
-    "vllm": Program("run_vllm.py", VLLM_PYTHON, "hf-{}", "compiled"),
-    "vllm eager": Program("run_vllm.py", VLLM_PYTHON, "hf-{}", "eager"),
+    OURS: Contestant("run_glmforge.py", None, "hf-{}"),
+    "transformers eager": Contestant("run_transformers.py", None, "hf-{}", "eager"),
+    "transformers grouped_mm": Contestant("run_transformers.py", None, "hf-{}", "grouped_mm"),
+    "transformers continuous": Contestant("run_transformers.py", None, "hf-{}", "continuous"),
+    "llama.cpp": Contestant("run_llama_cpp.py", LLAMA_CPP_PYTHON, "model-{}.gguf"),
+    "vllm": Contestant("run_vllm.py", VLLM_PYTHON, "hf-{}", "compiled"),
+    "vllm eager": Contestant("run_vllm.py", VLLM_PYTHON, "hf-{}", "eager"),
 }
 
 
@@ -118,23 +118,20 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__, rounds=3, threads=True)
     parser.add_argument("--model", type=Path, default=FOLDER, help="what generation_model.py made")
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=list(PROGRAMS))
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--workloads", nargs="+", type=int, default=list(range(len(WORKLOADS))), help="their numbers")
-    parser.add_argument("--rounds", type=int, default=3, help="timed turns of every program, at least")
     parser.add_argument("--seconds", type=float, default=30.0, help="so long a workload's turns go on, if short")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--patience", type=float, default=60.0, help="seconds")
     for variable in (LLAMA_CPP_PYTHON, VLLM_PYTHON):
         name = variable.removeprefix("GLMFORGE_").lower().replace("_", "-")
         parser.add_argument(f"--{name}", dest=variable, default=os.environ.get(variable), metavar="INTERPRETER")
-    parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
 
-def find_programs(args: argparse.Namespace) -> tuple[dict[str, Program], dict[str, str]]:
+def find_programs(args: argparse.Namespace) -> tuple[dict[str, Contestant], dict[str, str]]:
     """Those that can be run, with their interpreters; and why the others cannot."""
     found, missing = {}, {}
     for name in args.programs:
@@ -150,10 +147,10 @@ def find_programs(args: argparse.Namespace) -> tuple[dict[str, Program], dict[st
     return found, missing
 
 
-class Worker:
-    """A program in a process of its own that answers requests when told to."""
+class Worker(Program):
+    """A contestant in a process of its own."""
 
-    def __init__(self, name: str, program: Program, dtype: str, args: argparse.Namespace) -> None:
+    def __init__(self, name: str, program: Contestant, dtype: str, args: argparse.Namespace) -> None:
         settings = {
             "model": str(args.model / program.model.format(dtype)),
             "dtype": dtype,
@@ -164,41 +161,23 @@ class Worker:
             "step_tokens": STEP_TOKENS,
         }
         script = Path(__file__).parent / "programs" / program.script
-        self.name = name
-        self.process = subprocess.Popen(
-            [str(program.interpreter), str(script), json.dumps(settings)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(args.threads)},
-        )
-        self.version = self._read()["version"]
+        command = [str(program.interpreter), str(script), json.dumps(settings)]
+        super().__init__(name, command, args.threads)
+        self.version = self.read()["version"]
 
     def run(self, workload: Workload, held_out: list[int], turn: int) -> Answer:
         """The answer to one turn's requests."""
-        assert self.process.stdin is not None
-        request = {"prompts": workload.prompts(held_out, turn), "new_tokens": workload.new_tokens}
-        print(json.dumps(request), file=self.process.stdin, flush=True)
-        answer = self._read()
+        answer = self.ask({"prompts": workload.prompts(held_out, turn), "new_tokens": workload.new_tokens})
         lengths = {len(tokens) for tokens in answer["tokens"]}
         print(f"{workload.name}, turn {turn}: {self.name} {format_seconds(answer['seconds'])}", flush=True)
         if lengths != {workload.new_tokens}:
             raise RuntimeError(f"{self.name} answered with {sorted(lengths)} tokens, not {workload.new_tokens}")
         return answer
 
-    def close(self) -> None:
-        self.process.communicate()
 
-    def _read(self) -> Answer:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"the process of {self.name!r} died; its error stands above")
-        answer: Answer = json.loads(line)
-        return answer
-
-
-def compare(dtype: str, programs: dict[str, Program], held_out: list[int], args: argparse.Namespace) -> dict[str, Any]:
+def compare(
+    dtype: str, programs: dict[str, Contestant], held_out: list[int], args: argparse.Namespace
+) -> dict[str, Any]:
     """All workloads, the programs taking turns."""
     workers = [Worker(name, program, dtype, args) for name, program in programs.items()]
     result: dict[str, Any] = {"versions": {worker.name: worker.version for worker in workers}}

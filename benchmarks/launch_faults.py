@@ -11,11 +11,9 @@ and every step's loss compared with a run that nothing happened to. `--add` keep
 Of each fault: `seconds` from striking to the next training step, and the supervisor's own account of them: `detected_s`
 until all ranks had ended, `decided_s` until the next attempt began (after a requeue this is Slurm's queue; the two
 minutes that Slurm waits by itself are cut short), `started_s` until its processes ran, `first_step_s` until the first
-step, which is mostly importing PyTorch. Writes `results/launch_faults.json`. Many at once: `launch_soak.py`.
+step, which is mostly importing PyTorch. Writes `results/launch_faults.json`.
 """
 
-import argparse
-import json
 import os
 import shutil
 import signal
@@ -24,14 +22,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import yaml
-from record import RESULTS, ROOT, write_result
+from harness import arguments, result
+from record import ROOT, write_result
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -54,19 +52,18 @@ SUPERVISOR = {"node_failures": 10_000, "max_restarts_in_all": 100_000}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=list(FAULTS), metavar="FAULT")
     parser.add_argument("--times", type=int, default=1, help="of each fault")
     parser.add_argument("--add", action="store_true", help="keep what was measured before of other kinds of faults")
     parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="the job's and Slurm's files stay here")
-    parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nothing is left behind
     with directory_of(given.keep) as directory:
         faults, run = measure(directory, [name for name in given.faults for _ in range(given.times)])
     runs = [run]
     if given.add:
-        before = json.loads((given.out or RESULTS / "launch_faults.json").read_text("utf-8"))
+        before = result("launch_faults")
         again = {fault["fault"] for fault in faults}
         faults = [fault for fault in before["faults"] if fault["fault"] not in again] + faults
         runs = before["runs"] + runs
@@ -86,28 +83,32 @@ def directory_of(keep: Path | None) -> Iterator[Path]:
 
 
 def measure(directory: Path, names: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Strike them all: each fault, and what became of the run."""
-    with job_to_strike(directory, NODES, SUPERVISOR) as job:
-        faults = strike_all(job, names)
-        became = stopped(job)
-    return faults, {"struck": len(faults)} | compared(job, became)
+    """Strike them all: each fault, and what became of the run beside one that nothing happened to."""
+    with job_to_strike(directory) as job:
+        job.wait_for_step(QUIET_STEPS)
+        faults = []
+        for name in names:
+            faults.append(strike(job, name))
+            print(faults[-1], flush=True)
+        losses = job.stop()
+        goodput = as_dict(goodput_of(job.files))
+    expected = unharmed(job.config, job.directory / "unharmed", RANKS, steps=len(losses))
+    facts = {"struck": len(faults), "attempts": job.attempt, "steps": len(losses), "bit_equal": losses == expected}
+    return faults, facts | {"goodput": goodput}
 
 
 @contextmanager
-def job_to_strike(directory: Path, nodes: int, supervisor: dict[str, Any], **sections: Any) -> Iterator[Launched]:
-    """A job on two of so many nodes, with one to spare, whose checkpoints lie on a small disk of their own.
-
-    `sections` are of its run's configuration. It is ended with the block.
-    """
+def job_to_strike(directory: Path) -> Iterator[Launched]:
+    """A job on two nodes, with one to spare and a small disk for checkpoints; it ends with the block."""
     with small_disk(directory / "disk", 64) as disk:
         assert disk is not None, "no file system can be mounted here: needs root"
-        with launch_cluster(directory / "cluster", nodes=nodes) as cluster:
-            config = small_run(make_tiny_data(directory / "data"), directory / "run", STEPS, **sections)
+        with launch_cluster(directory / "cluster", nodes=NODES) as cluster:
+            config = small_run(make_tiny_data(directory / "data"), directory / "run", STEPS)
             (directory / "run").mkdir()
             (disk / "checkpoints").mkdir()
             (directory / "run/checkpoints").symlink_to(disk / "checkpoints")
             options = directory / "options.yaml"
-            options.write_text(yaml.safe_dump({"supervisor": supervisor}))
+            options.write_text(yaml.safe_dump({"supervisor": SUPERVISOR}))
             words = ["--launcher", "slurm", "--nodes", "2", "--spare-nodes", str(SPARES), "--cpus-per-task", "1"]
             job = launch(cluster, directory, config, *words, "--options", str(options))
             try:
@@ -120,55 +121,25 @@ def job_to_strike(directory: Path, nodes: int, supervisor: dict[str, Any], **sec
                 job.end()
 
 
-@dataclass(frozen=True)
-class Became:
-    """Of a run that was stopped: the losses of its steps, and where the job's time went."""
-
-    losses: list[float]
-    goodput: dict[str, Any]
-
-
-def stopped(job: Launched) -> Became:
-    losses = job.stop()
-    return Became(losses, as_dict(goodput_of(job.files)))
-
-
-def compared(job: Launched, became: Became) -> dict[str, Any]:
-    """What became of the job, beside a run that nothing happened to."""
-    num_steps = len(became.losses)
-    expected = unharmed(job.config, job.directory / "unharmed", RANKS, steps=num_steps)
-    facts = {"attempts": job.attempt, "steps": num_steps, "bit_equal": became.losses == expected}
-    return facts | {"goodput": became.goodput}
-
-
 def asked_of_slurm(job: Launched) -> list[str]:
     """What it says of the nodes and of the job."""
     asked = (["show", "nodes", "--oneliner"], ["show", "job", job.number], ["show", "steps"])
     return [job.cluster.dev.run(HEAD, "scontrol", *words, check=False).stdout for words in asked]
 
 
-def strike_all(job: Launched, names: Sequence[str]) -> list[dict[str, Any]]:
-    job.wait_for_step(QUIET_STEPS)
-    found = []
-    for name in names:
-        found.append(strike(job, name))
-        print(found[-1], flush=True)
-    return found
-
-
 def strike(job: Launched, name: str) -> dict[str, Any]:
-    """And the steps after it."""
+    """One fault, until the job trains again."""
     attempt, step, load = job.attempt, job.step, os.getloadavg()[0]
     at = time.time()
-    mend = FAULTS[name].strike(job)
+    undo = FAULTS[name].strike(job)
     struck_s = time.time() - at
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
     if FAULTS[name].causes:
-        told = job.wait_for_training(attempt)
-        told["seconds"] = round(datetime.fromisoformat(told["time"]).timestamp() - at, 2)
-    mend()
+        reported = job.wait_for_training(attempt)
+        reported["seconds"] = round(datetime.fromisoformat(reported["time"]).timestamp() - at, 2)
+    undo()
     job.wait_for_step(max(step, job.step) + QUIET_STEPS)
-    facts = {key: told.get(key) for key in ("cause", "seconds", *PHASES, "total_s")}
+    facts = {key: reported.get(key) for key in ("cause", "seconds", *PHASES, "total_s")}
     facts |= {"attempts": job.attempt - attempt, "load": round(load, 1)}
     return {"fault": name, "struck_s": round(struck_s, 2), **facts}
 

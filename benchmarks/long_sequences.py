@@ -19,7 +19,6 @@ step has made it load what it loads once. For that, malloc gives every large blo
 keeps freed ones and takes up half as much again. `seconds` are those of laying out the model and taking a step.
 """
 
-import argparse
 import ctypes
 import json
 import resource
@@ -27,8 +26,10 @@ import time
 from typing import Any, NamedTuple
 
 from gloo_ranks import Ranks
+from harness import arguments
 from measured_layouts import watch_memory
-from record import RESULTS, write_result
+from record import write_result
+from small_runs import run_of
 
 from glmforge.config.schema import RunConfig
 from glmforge.dryrun.run import dry_run
@@ -99,14 +100,14 @@ ADAPTERS = Case("adapters, 16,384 tokens, Air's heads and experts, on four", 163
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("--quick", action="store_true", help="to try it: the shorter sequences")
     parser.add_argument("--adapters", action="store_true", help="the case of adapters alone")
     options = parser.parse_args()
     if options.adapters:
         row = compare(ADAPTERS)
         print(json.dumps(row), flush=True)
-        write_result("long_adapters", row, code=(*CODE, "src/glmforge/adapt"))
+        write_result("long_adapters", row, code=(*CODE, "src/glmforge/adapt"), out=options.out)
         return
     rows = []
     for case in CASES:
@@ -114,7 +115,7 @@ def main() -> None:
             rows.append(compare(case))
             print(json.dumps(rows[-1]), flush=True)
     if not options.quick:
-        write_result("long_sequences", {"cases": rows}, code=CODE)
+        write_result("long_sequences", {"cases": rows}, code=CODE, out=options.out)
 
 
 def compare(case: Case) -> dict[str, Any]:
@@ -139,19 +140,11 @@ def compare(case: Case) -> dict[str, Any]:
 
 
 def long_run(seq_len: int, case: Case) -> RunConfig:
-    """A step of one row for each copy of the model; its data need not exist."""
+    """A step of one row for each copy of the model."""
     parallel = {"cp": case.ranks, "recompute": "full", "micro_batch_size": 1}
     copies = case.sections.get("parallel", parallel).get("dp_replicate", 1)
-    sections = {
-        "name": "long",
-        "model": MODEL,
-        "data": {"tokenizer": "none", "sources": [{"name": "text", "path": "none"}]},
-        "phases": [{"name": "main", "steps": 1, "seq_len": seq_len, "batch_size": copies}],
-        "optim": {"lr": 1e-3, "warmup_steps": 0},
-        "parallel": parallel,
-        "precision": {"compute": "fp32"},
-    }
-    return RunConfig.model_validate(sections | case.sections)
+    phase = {"seq_len": seq_len, "batch_size": copies}
+    return run_of(MODEL, phase, compute="fp32", **{"parallel": parallel, **case.sections})
 
 
 def watch(config: RunConfig) -> dict[str, float]:
@@ -169,22 +162,6 @@ def _give_blocks_back() -> None:
     libc = ctypes.CDLL("libc.so.6")
     for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
         assert libc.mallopt(option, LARGE_BYTES), "glibc's malloc can be told"
-
-
-def long_table() -> str:
-    """A row for each case, for docs/plan-accuracy.md."""
-    file = RESULTS / "long_sequences.json"
-    cases = json.loads(file.read_text("utf-8"))["cases"] if file.exists() else []
-    header = "| long rows | peak MB | dry run, MB | dry run / peak | process grew by, MB | step, s |"
-    rows = (
-        f"| {case['name']} | {case['peak_bytes'] / 1e6:.1f} | {case['dry_run_bytes'] / 1e6:.1f} | {case['ratio']:.3f} "
-        f"| {case['resident_bytes'] / 1e6:.0f} | {case['seconds']:.0f} |"
-        for case in cases
-    )
-    return "\n".join((header, "| --- | --- | --- | --- | --- | --- |", *rows)) + "\n"
-
-
-TABLES = [long_table]
 
 
 if __name__ == "__main__":

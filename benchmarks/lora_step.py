@@ -16,7 +16,7 @@ oneDNN compiles the bf16 products of each shape that it meets and keeps 1,024 of
 numbers of rows with every batch, so that this is too few; "large cache" is with ONEDNN_PRIMITIVE_CACHE_CAPACITY=8192,
 which a user has to know of. glmforge rounds the numbers of rows and needs no more than there are.
 
-Every variant lives in a process of its own and the processes take turns (`turns`). The losses of the first steps must
+Every variant lives in a process of its own and the processes take turns (`harness`). The losses of the first steps must
 agree, to 1e-5 in fp32 and 1e-3 in bf16, or the run fails. On a machine that others use, too, `--threads 1 --clock
 processor` counts the processor's seconds instead of those on the wall.
 
@@ -28,7 +28,6 @@ what malloc keeps and what compiling takes.
 import argparse
 import itertools
 import json
-import os
 import resource
 import statistics
 import tempfile
@@ -38,11 +37,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from harness import Worker, arguments, paired_ratio, serve, step_figures, take_turns
 from record import write_result
 from safetensors.torch import save_file
+from small_runs import run_of
 from torch import Tensor, nn
 from train_step import CONFIG, torch_dtype, transformers_model
-from turns import Worker, paired_ratio, serve, take_turns
 
 from glmforge.adapt.lora import adapters_of
 from glmforge.backend.native import NativeBackend
@@ -60,7 +60,7 @@ from glmforge.training.source import Phase, StepInput
 from glmforge.training.trainer import Trainer
 
 CODE = ("src/glmforge/model", "src/glmforge/kernels", "src/glmforge/adapt", "src/glmforge/training")
-CODE += ("src/glmforge/backend", "src/glmforge/optim", "benchmarks/train_step.py", "benchmarks/turns.py")
+CODE += ("src/glmforge/backend", "src/glmforge/optim", "benchmarks/train_step.py", "benchmarks/harness.py")
 SEQ_LEN, NUM_BATCHES = 256, 16
 LR, WEIGHT_DECAY, GRAD_CLIP = 1e-4, 0.0, 1.0
 FIRST_LOSSES = 4
@@ -133,33 +133,16 @@ class Case(NamedTuple):
 
     def run(self, *, lora: bool, compiled: bool = False) -> RunConfig:
         """glmforge's configuration, whose data need not exist."""
-        sections: dict[str, Any] = {
-            "name": "lora",
-            "model": MODELS[self.model].config.model_dump(mode="json"),
-            "data": {"tokenizer": "none", "sources": [{"name": "text", "path": "none"}]},
-            "phases": [
-                {
-                    "name": "main",
-                    "steps": 1000,
-                    "seq_len": SEQ_LEN,
-                    "batch_size": self.batch_size,
-                    "aux_loss_weight": 0.0,
-                    "router_bias_rate": 0.0,
-                }
-            ],
-            "optim": {
-                "lr": LR,
-                "warmup_steps": 0,
-                "weight_decay": WEIGHT_DECAY,
-                "grad_clip": GRAD_CLIP,
-                "matrix_optimizer": "adamw",
-            },
-            "parallel": {"compile": compiled},
-            "precision": {"compute": self.dtype},
-        }
-        if lora:
-            sections |= {"lora": {"rank": 16, "targets": TARGETS[self.targets]}, "init_from": "base"}
-        return RunConfig.model_validate(sections)
+        phase = {"steps": 1000, "seq_len": SEQ_LEN, "batch_size": self.batch_size}
+        adapted = {"lora": {"rank": 16, "targets": TARGETS[self.targets]}, "init_from": "base"} if lora else {}
+        return run_of(
+            MODELS[self.model].config.model_dump(mode="json"),
+            phase | {"aux_loss_weight": 0.0, "router_bias_rate": 0.0},
+            optim={"lr": LR, "weight_decay": WEIGHT_DECAY, "grad_clip": GRAD_CLIP, "matrix_optimizer": "adamw"},
+            parallel={"compile": compiled},
+            compute=self.dtype,
+            **adapted,
+        )
 
 
 def main() -> None:
@@ -187,17 +170,14 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__, rounds=4, threads=True)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS])
     parser.add_argument("--dtypes", nargs="+", choices=TOLERANCES, default=[*TOLERANCES])
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=[*TARGETS])
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=[*VARIANTS])
-    parser.add_argument("--rounds", type=int, default=4, help="turns of every variant")
     parser.add_argument("--steps", type=int, default=2, help="steps in one turn")
     parser.add_argument("--warmup", type=int, default=4, help="untimed first steps; compilation falls into them")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--clock", choices=CLOCKS, default="wall")
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -257,13 +237,7 @@ def summarize(case: Case, workers: dict[str, Worker], memory: dict[str, Any]) ->
     medians = {name: statistics.median(worker.seconds) for name, worker in workers.items()}
     summary: dict[str, Any] = {
         "variants": {
-            name: {
-                "median_s": round(medians[name], 4),
-                "min_s": round(min(worker.seconds), 4),
-                "tokens_per_s": round(case.batch_size * SEQ_LEN / medians[name]),
-                **memory[name],
-                "first_losses": [round(loss, 6) for loss in worker.losses[:FIRST_LOSSES]],
-            }
+            name: step_figures(worker, case.batch_size * SEQ_LEN, FIRST_LOSSES) | memory[name]
             for name, worker in workers.items()
         }
     }
@@ -294,7 +268,7 @@ def fastest(medians: dict[str, float], is_meant: Callable[[Ours | Theirs], bool]
 
 
 def work(name: str, case: Case, args: argparse.Namespace) -> None:
-    """The worker's life."""
+    """The process of one variant."""
     torch.set_num_threads(args.threads)
     keep_large_blocks()
     variant, folder = VARIANTS[name], args.directory

@@ -4,15 +4,15 @@
 with the router's own choice of experts, and count for the device that the file names.
 """
 
-import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from gpu.kernel_times import KINDS, OTHER
 from gpu.slices import SLICES
-from record import RESULTS, ROOT
+from harness import result, table
+from record import ROOT
 
 from glmforge.config import load_config
 from glmforge.config.layout import resolve_layout
@@ -52,11 +52,8 @@ def ledger_of(name: str, device: str) -> Ledger:
 
 def measured(name: str, implementation: Implementation, device: Accelerator) -> dict[str, Any]:
     """The figure of a slice on this device; empty while there is none."""
-    file = RESULTS / "gpu_step.json"
-    if not file.is_file():
-        return {}
-    content = json.loads(file.read_text("utf-8"))
-    if content.get("dry") or find_accelerator(content["device"]["name"]) != device:
+    content = result("gpu_step")
+    if not content or content.get("dry") or find_accelerator(content["device"]["name"]) != device:
         return {}
     figure: dict[str, Any] = content["figures"].get(FIGURES[implementation].format(name), {})
     return figure if figure.get("status") == "ok" else {}
@@ -71,7 +68,7 @@ def ceilings_table() -> str:
         bandwidths = (device.memory_bandwidth, best.bandwidth)
         rows.append([name, *(_number(rate / 1e12) for rate in rates), *(f"{rate / 1e12:.2f}" for rate in bandwidths)])
     header = ["device", "bf16, TFLOP/s", "measured", "fp32, TFLOP/s", "memory, TB/s", "measured"]
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def slices_table() -> str:
@@ -95,7 +92,7 @@ def slices_table() -> str:
             figures = (measured(name, implementation, accelerator) for implementation in IMPLEMENTATIONS)
             cells += [_rate(ledger, figure["seconds"]) if figure else "" for figure in figures]
             rows.append(cells)
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def operations_table(name: str, device: str) -> str:
@@ -127,7 +124,7 @@ def operations_table(name: str, device: str) -> str:
         _operation_row("optimizer", update, ledger, parts.get("update")),
         _operation_row("step", ledger.rows, ledger, figure.get("seconds")),
     ]
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def _kind(row: Row) -> str:
@@ -161,7 +158,7 @@ def shares_table(device: str) -> str:
         here = [next((row for row in ledger.rows if row.name == name), None) for ledger in ledgers.values()]
         shares = zip(here, ledgers.values(), strict=True)
         rows.append([name, *(_share(row, ledger) if row else "" for row, ledger in shares)])
-    return _table([f"share of a step on {device}", *ledgers], rows)
+    return table([f"share of a step on {device}", *ledgers], rows)
 
 
 @cache
@@ -181,7 +178,7 @@ def steps_table(device: str) -> str:
         rate = f"{step.tokens_per_second / world_size:,.0f}"
         seconds = (f"{step.parts[part]:.2f}" if part in step.parts else "" for part in parts)
         rows.append([run, f"{world_size:,}", f"{step.seconds:.2f}", rate, f"{step.utilisation:.2f}", *seconds])
-    return _table([f"step on {device}", "GPUs", "seconds", "tokens/s of a GPU", "MFU", *parts], rows)
+    return table([f"step on {device}", "GPUs", "seconds", "tokens/s of a GPU", "MFU", *parts], rows)
 
 
 def layouts_table(device: str) -> str:
@@ -193,7 +190,7 @@ def layouts_table(device: str) -> str:
             sizes = (_number(size / 1e9) for size in (link.bytes, link.into_node))
             rows.append([run, link.axis, link.kind, group, *sizes, f"{link.seconds:.2f}"])
     header = [f"links on {device}", "axis", "collective", "ranks, in a node", "GB", "GB into a node", "seconds"]
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def factors_table() -> str:
@@ -204,7 +201,7 @@ def factors_table() -> str:
         for name, factors in FACTORS.items()
         for implementation, factor in factors.items()
     ]
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def rates_table() -> str:
@@ -220,13 +217,13 @@ def rates_table() -> str:
         "computation beside communication": reached.BESIDE_COMMUNICATION,
     }
     rows = [[name, f"{rate.forward:g}", f"{rate.backward:g}", rate.reason] for name, rate in rates.items()]
-    return _table(["rate reached by", "forward", "backward", "of what"], rows)
+    return table(["rate reached by", "forward", "backward", "of what"], rows)
 
 
 def levers_table() -> str:
     """What remains of an operation's time, with reasons."""
     rows = [[name, lever.words, f"{lever.remains:g}", lever.reason] for name, lever in LEVERS.items()]
-    return _table(["operation", "lever", "of its time remains", "because"], rows)
+    return table(["operation", "lever", "of its time remains", "because"], rows)
 
 
 TABLES: tuple[Callable[[], str], ...] = (
@@ -257,8 +254,3 @@ def _ms(seconds: float) -> str:
 
 def _number(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"
-
-
-def _table(header: list[str], rows: Iterable[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -18,7 +18,6 @@ Results are written after each part. Steps are the trainer's own, in bf16. Memor
 planner assumes a GPU's kernels. Exits with status 1 if a choice misses the 10 %.
 """
 
-import argparse
 import json
 import statistics
 import sys
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from gloo_ranks import Ranks
+from harness import alternating, arguments, result
 from measured_layouts import measure, watch_memory
 from plan_calibration import CODE as CALIBRATION_CODE
 from plan_calibration import measure_machine
@@ -76,39 +76,38 @@ Row = dict[str, Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("--quick", action="store_true", help="to try it: the small size, few layouts")
     parser.add_argument("--rows", action="store_true", help="keep points and sweeps, compare the three sizes again")
     parser.add_argument("--choices", action="store_true", help="keep all but the choices, and measure these again")
     parser.add_argument("--points", type=Path, help="points that were measured before")
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
+    args = parser.parse_args()
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        kept = RESULTS / "plan_calibration.json" if arguments.rows or arguments.choices else arguments.points
-        points = kept or _measured_points(Path(folder), quick=arguments.quick)
+        kept = RESULTS / "plan_calibration.json" if args.rows or args.choices else args.points
+        points = kept or _measured_points(Path(folder), quick=args.quick)
         machine = calibrated_machine(points, None, "tcp10", max(POOLS))
     content: dict[str, Any] = {"limit": LIMIT, "sweeps": {}, "summary": {}, "rows": []}
     with ExitStack() as stack:
-        pools = {size: stack.enter_context(Ranks(size)) for size in (POOLS[:2] if arguments.quick else POOLS)}
-        if arguments.quick:
+        pools = {size: stack.enter_context(Ranks(size)) for size in (POOLS[:2] if args.quick else POOLS)}
+        if args.quick:
             compare("small", machine, pools, QUICK)
             return
-        if arguments.rows or arguments.choices:
-            before = json.loads((RESULTS / "plan_accuracy.json").read_text())
+        if args.rows or args.choices:
+            before = result("plan_accuracy")
             content |= {key: before[key] for key in ("sweeps", "summary", "rows", "seconds")}
-        for world_size in () if arguments.rows else SWEPT:
+        for world_size in () if args.rows else SWEPT:
             name = f"{world_size} ranks"
             known = {row["layout"]: row["seconds"] for row in content["sweeps"].get(name, {}).get("rows", ())}
             content["sweeps"][name] = sweep(world_size, machine, pools[world_size], known)
-        if arguments.choices:
-            print(write_result("plan_accuracy", content, code=CODE, out=arguments.out))
+        if args.choices:
+            print(write_result("plan_accuracy", content, code=CODE, out=args.out))
         else:
             content["rows"] = []
-        for size in () if arguments.choices else SIZES:
+        for size in () if args.choices else SIZES:
             content["rows"] += compare(size, machine, pools, LAYOUTS)
             content |= {"summary": summary(content["rows"]), "seconds": round(time.perf_counter() - started)}
-            print(json.dumps(content["summary"]), write_result("plan_accuracy", content, code=CODE, out=arguments.out))
+            print(json.dumps(content["summary"]), write_result("plan_accuracy", content, code=CODE, out=args.out))
     sys.exit("\n".join(_missed(content["sweeps"])) or None)
 
 
@@ -236,9 +235,8 @@ def _step_seconds(config: RunConfig, ranks: Ranks, longest_s: float) -> float:
 def _in_turns(configs: dict[str, RunConfig], ranks: Ranks) -> dict[str, float]:
     """The median of several turns of each."""
     turns: dict[str, list[float]] = {name: [] for name in configs}
-    for turn in range(NUM_TURNS):
-        for name in configs if turn % 2 == 0 else reversed(configs):
-            turns[name].append(_step_seconds(configs[name], ranks, SHORT_S))
+    for name in alternating(list(configs), NUM_TURNS):
+        turns[name].append(_step_seconds(configs[name], ranks, SHORT_S))
     return {name: statistics.median(seconds) for name, seconds in turns.items()}
 
 

@@ -13,20 +13,19 @@ same step takes while every core has one to do; and on two ranks what each colle
 where layers are cut, where there are replicas only, and all others (of tp and ep).
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from math import floor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from gloo_ranks import Ranks
+from harness import arguments
 from measured_layouts import measure
 from record import write_result
 from small_runs import Parallel, small_run
@@ -80,12 +79,10 @@ Points = list[dict[str, Any]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("--quick", action="store_true", help="a few points of each kind, to try it")
-    parser.add_argument("--out", type=Path)
-    arguments = parser.parse_args()
-    content = measure_machine(quick=arguments.quick)
-    print(write_result("plan_calibration", content, code=CODE, out=arguments.out))
+    args = parser.parse_args()
+    print(write_result("plan_calibration", measure_machine(quick=args.quick), code=CODE, out=args.out))
 
 
 def measure_machine(*, quick: bool = False) -> dict[str, Any]:

@@ -10,15 +10,14 @@ row has what the dry run found at the fullest moment of the fullest place, purpo
 `glmforge.plan.memory` says of that place; beside it the largest error of the peak over all places.
 """
 
-import argparse
-import json
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from dry_runs import SHIPPED, different_phases, where
 from fine_tuning_memory import PRESETS
-from record import RESULTS, write_result
+from harness import arguments, result
+from record import write_result
 
 from glmforge.config import load_config
 from glmforge.config.layout import resolve_layout
@@ -79,11 +78,11 @@ _OTHER_SETTINGS: dict[str, tuple[int, str, tuple[str, ...]]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = arguments(__doc__)
     parser.add_argument("--only", default="", help="only cases whose name matches this expression; the others stay")
     parser.add_argument("--again", action="store_true", help="compare the dry runs of the last time with today's forms")
     options = parser.parse_args()
-    last = {row["name"]: row for row in _last()}
+    last = {row["name"]: row for row in result("plan_memory").get("runs", [])}
     rows = []
     for case in cases():
         if not re.search(options.only, case.name):
@@ -95,12 +94,9 @@ def main() -> None:
     worst = max(rows, key=lambda row: abs(row["error"]))
     summary = {"cases": len(rows), "largest_error": worst["error"], "worst": worst["name"]}
     summary["mean_error"] = sum(abs(row["error"]) for row in rows) / len(rows)
-    write_result("plan_memory", {"summary": summary, "runs": rows}, code=[*code, "src/glmforge/plan/memory"])
-
-
-def _last() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((RESULTS / "plan_memory.json").read_text("utf-8"))["runs"]
-    return found
+    write_result(
+        "plan_memory", {"summary": summary, "runs": rows}, code=[*code, "src/glmforge/plan/memory"], out=options.out
+    )
 
 
 def cases() -> Iterator[Case]:

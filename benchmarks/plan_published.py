@@ -13,7 +13,6 @@ are is for the rows that are held out to say.
 The planner has the numbers as constants. This script fits them again, says where the two part, and writes the result.
 """
 
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -21,8 +20,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from harness import result, table
 from published_runs import Published, express, facts, not_predicted, published_runs, published_tokens
-from record import RESULTS, write_result
+from record import write_result
 
 from glmforge.plan.time.overheads import BOUNDS, FITTED, INTERVAL, Overheads
 from glmforge.plan.time.step_time import StepTime, predict_step
@@ -182,19 +182,10 @@ def fit_again() -> dict[str, Any]:
     }
 
 
-def _results() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RESULTS / "plan_published.json").read_text("utf-8"))
-    return found
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "".join(f"| {' | '.join(line)} |\n" for line in (header, ["---"] * len(header), *rows))
-
-
 def published_table() -> str:
     """Every row, those that are held out first."""
     header = ["published run", "by", "tokens/s of a GPU", "predicted", "predicted / published", "inside", "side"]
-    rows = sorted(_results()["rows"], key=lambda row: (row["side"] != "held_out", row["model"]))
+    rows = sorted(result("plan_published")["rows"], key=lambda row: (row["side"] != "held_out", row["model"]))
     lines = [
         [
             f"{row['model']}, {row['what']}",
@@ -207,14 +198,14 @@ def published_table() -> str:
         ]
         for row in rows
     ]
-    return _table(header, lines)
+    return table(header, lines)
 
 
 def left_out_table() -> str:
     """What was found and is not predicted, with the reason."""
     reasons = facts()["not_predicted"]
     rows = [[row["model"], row["framework"], f"{row['why']}: {reasons[row['why']]}"] for row in not_predicted()]
-    return _table(["published, not predicted", "by", "because"], rows)
+    return table(["published, not predicted", "by", "because"], rows)
 
 
 def overheads_table() -> str:
@@ -230,13 +221,13 @@ def overheads_table() -> str:
     for (name, (what, scale, unit)), (low, high) in zip(words.items(), BOUNDS, strict=True):
         value, *ends = (f"{number * scale:g} {unit}".strip() for number in (getattr(FITTED, name), low, high))
         rows.append([f"`{name}`", what, value, " to ".join(ends)])
-    return _table(["overhead", "of", "fitted", "between"], rows)
+    return table(["overhead", "of", "fitted", "between"], rows)
 
 
 def models_table() -> str:
     """What stands for what a GLM has not."""
     rows = [[name, model["stands_for"]] for name, model in facts()["models"].items() if "stands_for" in model]
-    return _table(["published model", "is expressed by"], rows)
+    return table(["published model", "is expressed by"], rows)
 
 
 TABLES = (overheads_table, published_table, left_out_table, models_table)

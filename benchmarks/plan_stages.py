@@ -6,7 +6,7 @@
 All figures are computed by the code that plans runs; none is a measurement. Nothing needs a GPU, weights or torch.
 """
 
-from collections.abc import Iterable
+from harness import table
 
 from glmforge.config.load import load_model_config
 from glmforge.config.lora import ATTENTION, LoraConfig
@@ -46,7 +46,7 @@ def stages_table() -> str:
         trained = sum(model.trained for model in models)
         flops = sum(model.flops_per_token for model in models) / 1e9
         rows.append([name, f"{trained:,}", *(f"{size:,.1f}" for size in sizes), f"{flops:,.1f}"])
-    return _table(["stage of Air", "trained", "weights, GB", "gradients, GB", "optimizer, GB", "GFLOP per token"], rows)
+    return table(["stage of Air", "trained", "weights, GB", "gradients, GB", "optimizer, GB", "GFLOP per token"], rows)
 
 
 def serving_table() -> str:
@@ -62,15 +62,10 @@ def serving_table() -> str:
             row += [f"{found.at_context}", f"{batched.batch} / {batched.tokens_per_second:,.0f}" if batched else "none"]
         rows.append(row)
     columns = [f"{what}, 8 x {device}" for device in DEVICES for what in ("longest sequences", "batch / tokens/s")]
-    return _table(["weights of GLM-4.6", "GB", f"fewest {DEVICES[0]}", *columns], rows)
+    return table(["weights of GLM-4.6", "GB", f"fewest {DEVICES[0]}", *columns], rows)
 
 
 TABLES = [stages_table, serving_table]
-
-
-def _table(header: list[str], rows: Iterable[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Runs for `plan_accuracy.py`: three sizes of a model, and the layouts that they can have on a few ranks."""
+"""Runs whose data need not exist; those of `plan_accuracy.py`: three sizes of a model, their layouts on a few ranks."""
 
 import itertools
 from collections.abc import Iterator
@@ -57,19 +57,33 @@ LAYOUTS: dict[str, tuple[int, Parallel]] = {
 """By name: ranks, and `parallel` of the run."""
 
 
-def small_run(size: str, parallel: Parallel, compute: str = "bf16") -> RunConfig:
-    """A step of one phase of a size of `SIZES`; its data need not exist."""
-    phase = {"name": "main", "steps": 1, "seq_len": SEQ_LEN, "batch_size": BATCH_SIZE, "aux_loss_weight": 0.0}
-    sections = {
-        "name": size,
-        "model": _MODEL | SIZES[size],
+def run_of(
+    model: dict[str, Any],
+    phase: dict[str, Any],
+    /,
+    *,
+    optim: dict[str, Any] | None = None,
+    parallel: Parallel | None = None,
+    compute: str = "bf16",
+    **sections: Any,
+) -> RunConfig:
+    """A run of one phase; its data need not exist. `sections` of the configuration are added, or replace."""
+    given = {
+        "name": "benchmark",
+        "model": model,
         "data": {"tokenizer": "none", "sources": [{"name": "text", "path": "none"}]},
-        "phases": [phase],
-        "optim": {"lr": 1e-3, "warmup_steps": 0},
-        "parallel": parallel,
+        "phases": [{"name": "main", "steps": 1} | phase],
+        "optim": {"lr": 1e-3, "warmup_steps": 0} | (optim or {}),
+        "parallel": parallel or {},
         "precision": {"compute": compute},
     }
-    return RunConfig.model_validate(sections)
+    return RunConfig.model_validate(given | sections)
+
+
+def small_run(size: str, parallel: Parallel, compute: str = "bf16") -> RunConfig:
+    """A step of a size of `SIZES`."""
+    phase = {"seq_len": SEQ_LEN, "batch_size": BATCH_SIZE, "aux_loss_weight": 0.0}
+    return run_of(_MODEL | SIZES[size], phase, parallel=parallel, compute=compute, name=size)
 
 
 def every_layout(size: str, world_size: int) -> Iterator[tuple[str, Parallel]]:

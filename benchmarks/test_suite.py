@@ -7,7 +7,6 @@ folder two levels below `tests`. Processor minutes are those of all processes to
 on a machine that does other things, too, they say more than the minutes that passed.
 """
 
-import argparse
 import collections
 import ctypes
 import os
@@ -20,28 +19,18 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
+from harness import arguments
 from record import ROOT, write_result
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-n",
-            str(args.processes),
-            "--dist",
-            "worksteal",
-            "--durations",
-            "15",
-            f"--junitxml={report}",
-        ]
+        command = [sys.executable, "-m", "pytest", "-n", str(args.processes), "--dist", "worksteal"]
+        command += ["--durations", "15", f"--junitxml={report}"]
         started = time.monotonic()
         failed = run_with_orphans(command)
         minutes = (time.monotonic() - started) / 60

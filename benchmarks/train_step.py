@@ -5,7 +5,7 @@
 
 Both sides train the same GLM-shaped model of about 23 million parameters (MTP off) from the same initial weights on the
 same unpadded batches: forward, backward, gradient clipping, fused AdamW, with the same allocator setting
-(`glmforge.kernels.allocator`). Every variant lives in a process of its own and the processes take turns (`turns`).
+(`glmforge.kernels.allocator`). Every variant lives in a process of its own and the processes take turns (`harness`).
 
 In fp32 the first losses must agree to 1e-5 or the run fails. In bf16 the precisions differ by design: glmforge keeps
 fp32 master weights and fp32 optimizer state and computes in bf16; transformers, in its fastest bf16 form, holds weights
@@ -18,7 +18,6 @@ its median time, over the best rate that a large square matmul reached in the sa
 import argparse
 import itertools
 import json
-import os
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -26,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from harness import Worker, arguments, paired_ratio, serve, step_figures, take_turns
 from record import write_result
 from torch import Tensor, nn
-from turns import Worker, paired_ratio, serve, take_turns
 
 from glmforge.config.model import ModelConfig
 from glmforge.kernels.allocator import keep_large_blocks
@@ -79,7 +78,8 @@ def main() -> None:
     if args.worker:
         work(args.worker, args.dtypes[0], args.weights, args.threads)
         return
-    result: dict[str, Any] = describe_run(args.threads)
+    batch = [BATCH_SIZE, SEQ_LEN]
+    result: dict[str, Any] = {"threads": args.threads, "model": CONFIG.model_dump(mode="json"), "batch": batch}
     for dtype in args.dtypes:
         result[dtype] = compare(dtype, args)
         print(json.dumps(result[dtype], indent=2), flush=True)
@@ -87,14 +87,11 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__, rounds=12, threads=True)
     parser.add_argument("--dtypes", nargs="+", choices=("fp32", "bf16"), default=["fp32", "bf16"])
     parser.add_argument("--variants", nargs="+", choices=(*GLMFORGE, *TRANSFORMERS), default=[*GLMFORGE, *TRANSFORMERS])
-    parser.add_argument("--rounds", type=int, default=12, help="turns of every variant")
     parser.add_argument("--steps", type=int, default=4, help="steps in one turn")
     parser.add_argument("--warmup", type=int, default=8, help="untimed first steps; compilation falls into them")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--weights", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -124,13 +121,8 @@ def summarize(dtype: str, workers: dict[str, Worker], args: argparse.Namespace) 
         "matmul_peak_gflops": round(peak / 1e9, 1),
         "model_gflop_per_step": round(model_flops() / 1e9, 1),
         "variants": {
-            name: {
-                "median_s": round(medians[name], 4),
-                "min_s": round(min(worker.seconds), 4),
-                "tokens_per_s": round(BATCH_SIZE * SEQ_LEN / medians[name]),
-                "fraction_of_peak": round(model_flops() / medians[name] / peak, 3),
-                "first_losses": [round(loss, 6) for loss in worker.losses[:3]],
-            }
+            name: {"fraction_of_peak": round(model_flops() / medians[name] / peak, 3)}
+            | step_figures(worker, BATCH_SIZE * SEQ_LEN, 3)
             for name, worker in workers.items()
         },
     }
@@ -160,12 +152,8 @@ def model_flops() -> float:
     return 6.0 * BATCH_SIZE * SEQ_LEN * (matmul_parameters + scores)
 
 
-def describe_run(threads: int) -> dict[str, Any]:
-    return {"threads": threads, "model": CONFIG.model_dump(mode="json"), "batch": [BATCH_SIZE, SEQ_LEN]}
-
-
 def work(name: str, dtype: str, weights: Path, threads: int) -> None:
-    """The worker's life."""
+    """The process of one variant."""
     torch.set_num_threads(threads)
     keep_large_blocks()
     serve(matmul_step(dtype) if name == PEAK else training_step(name, dtype, weights))

@@ -20,14 +20,11 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import claims  # noqa: E402
-import generation_tables  # noqa: E402
-import launch_faults_tables  # noqa: E402
-import long_sequences  # noqa: E402
 import performance  # noqa: E402
-import plan_accuracy_tables  # noqa: E402
 import plan_published  # noqa: E402
 import plan_stages  # noqa: E402
 import plan_tables  # noqa: E402
+import result_tables  # noqa: E402
 
 DOCS = ROOT / "docs"
 TABLES = {
@@ -35,11 +32,9 @@ TABLES = {
     "checkpoints.md": [rules_markdown],
     "performance.md": performance.TABLES,
     "claims.md": claims.TABLES,
-    "generate.md": generation_tables.TABLES,
     "plan.md": plan_tables.TABLES,
-    "plan-accuracy.md": [*plan_published.TABLES, *plan_accuracy_tables.TABLES, *long_sequences.TABLES],
+    "plan-accuracy.md": [*plan_published.TABLES],
     "stages.md": [stages_markdown, *plan_stages.TABLES],
-    "guides/recovery.md": launch_faults_tables.TABLES,
     "cost.md": [settings_markdown, prices_markdown],
     "cluster-env.md": [variables_markdown, known_bad_markdown],
 }
@@ -60,9 +55,9 @@ def replaced(page: str, table: str) -> str:
 
 
 if __name__ == "__main__":
-    for name, tables in TABLES.items():
+    for name in {**TABLES, **result_tables.TABLES}:
         page = DOCS / name
         text = page.read_text(encoding="utf-8")
-        for make in tables:
+        for make in [*TABLES.get(name, ()), *result_tables.TABLES.get(name, ())]:
             text = replaced(text, make())
         page.write_text(text, encoding="utf-8")

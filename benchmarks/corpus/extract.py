@@ -23,7 +23,6 @@ trafilatura is no dependency. To have it take part, make an environment of its o
     /some/dir/bin/python benchmarks/corpus/extract.py
 """
 
-import argparse
 import importlib.util
 import io
 import json
@@ -33,7 +32,6 @@ import statistics
 import sys
 import tarfile
 import tempfile
-import time
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -54,9 +52,10 @@ from glmforge_corpus.extract.records import Context
 from glmforge_corpus.extract.stage import read_file
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from harness import cpu_seconds, data_arguments
 from record import write_result
 
-ROOT = Path(__file__).resolve().parents[2]
+NEEDED = ("web/pages-with-gold.tar.zst", "text/debian-docs-multilingual.jsonl.zst")
 CODE = ("src/glmforge_corpus/extract", "src/glmforge/data/documents/batch.py")
 PACKAGES = ("trafilatura", "resiliparse", "fastwarc", "numba", "pyarrow", "orjson", "ftfy", "lxml")
 PARTS = {"developed": slice(0, 237), "looked_at": slice(237, 355), "unseen": slice(355, None), "all": slice(None)}
@@ -110,18 +109,12 @@ def score(gold: dict[str, Any], texts: dict[str, str], urls: list[str]) -> dict[
 
 def timed(functions: dict[str, Callable[[], object]], num_bytes: dict[str, int], rounds: int) -> dict[str, Any]:
     """MB per CPU-second of each, taking turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(rounds):
-        for name, function in functions.items():
-            start = time.process_time()
-            function()
-            seconds[name].append(time.process_time() - start)
     return {
         name: {
             "MB_per_cpu_second": round(num_bytes[name] / 1e6 / min(values), 1),
             "median": round(num_bytes[name] / 1e6 / statistics.median(values), 1),
         }
-        for name, values in seconds.items()
+        for name, values in cpu_seconds(functions, rounds).items()
     }
 
 
@@ -178,16 +171,8 @@ def measure_records(path: Path, rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
-    parser.add_argument("--quick", action="store_true", help="one round, writes nothing")
-    parser.add_argument("--rounds", type=int, default=3, help="times that every arm is run")
-    args = parser.parse_args()
-    pages = args.data / "web" / "pages-with-gold.tar.zst"
-    records = args.data / "text" / "debian-docs-multilingual.jsonl.zst"
-    for path in (pages, records):
-        if not path.is_file():
-            parser.error(f"{path}: no such file: name the directory of the real data with --data")
+    args = data_arguments(__doc__, NEEDED, rounds=3)
+    pages, records = (args.data / name for name in NEEDED)
     rounds = 1 if args.quick else args.rounds
     result = {
         "warnings": [
@@ -200,7 +185,7 @@ def main() -> None:
     }
     print(json.dumps(result, indent=1))
     if not args.quick:
-        write_result("data_extract", result, code=CODE, libraries=PACKAGES)
+        write_result("data_extract", result, code=CODE, libraries=PACKAGES, out=args.out)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python benchmarks/corpus/minhash.py                  # a quarter of an hour; writes results/data_minhash.json
     python benchmarks/corpus/minhash.py --quick          # our arms, once each; writes nothing
 
-`--data` is a directory with `documents.jsonl.zst` (id = line number) and `pairs.npz`: all pairs with an exact Jaccard
+`dedup/` of `--data` has `documents.jsonl.zst` (id = line number) and `pairs.npz`: all pairs with an exact Jaccard
 similarity of at least 0.5 over sets of 5 lower-case, whitespace-separated words.
 
 Every arm gets the same bands, those that our stage derives from the threshold 0.8, and 5-word shingles. An arm is a
@@ -31,9 +31,7 @@ The peers need a place of their own:
 A peer that cannot be imported is named and left out.
 """
 
-import argparse
 import importlib.util
-import io
 import itertools
 import json
 import os
@@ -52,8 +50,12 @@ import orjson
 import zstandard
 from numpy.typing import NDArray
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from harness import data_arguments, json_lines
+from record import write_result
+
+NEEDED = ("dedup/documents.jsonl.zst", "dedup/pairs.npz")
 THRESHOLD, BANDS, ROWS, SHINGLE = 0.8, 17, 7, 5
 NUM_WARM = 500
 
@@ -142,9 +144,7 @@ def ours_from_jsonl(path: Path, work: Path, laps: Laps) -> Clusters:
 
 
 def texts_of(path: Path) -> list[str]:
-    with path.open("rb") as file:
-        lines = io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file), 1 << 20)
-        return [orjson.loads(line)["text"] for line in lines]
+    return [record["text"] for record in json_lines(path)]
 
 
 def shingles_of(text: str) -> list[str]:
@@ -394,30 +394,21 @@ def measure(data: Path, quick: bool) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data" / "dedup")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--arm", nargs=4, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.arm:
-        name, *paths = arguments.arm
+    if sys.argv[1:2] == ["--arm"]:
+        name, *paths = sys.argv[2:]
         run_arm(name, *map(Path, paths))
         return
-    for name in ("documents.jsonl.zst", "pairs.npz"):
-        if not (arguments.data / name).is_file():
-            parser.error(f"{arguments.data / name}: no such file: name the directory with --data")
+    args = data_arguments(__doc__, NEEDED)
     packages = ("numba", "numpy", "pyarrow", "datatrove", "datasketch", "rensa", "text-dedup", "spacy", "datasets")
     result = {
         "what": f"near-duplicates at J >= {THRESHOLD}, {SHINGLE}-word shingles, {BANDS} bands of {ROWS}",
-        **measure(arguments.data, arguments.quick),
+        **measure(args.data / "dedup", args.quick),
         "warnings": ["a shared machine: seconds move by a quarter between runs; the ratios of one run hold better"],
     }
     print(json.dumps(result, indent=1))
-    if not arguments.quick:
-        from record import write_result
-
+    if not args.quick:
         code = ["src/glmforge_corpus/deduplicate/minhash", "src/glmforge_corpus/pipeline/task.py"]
-        write_result("data_minhash", result, code=code, libraries=packages)
+        write_result("data_minhash", result, code=code, libraries=packages, out=args.out)
 
 
 if __name__ == "__main__":

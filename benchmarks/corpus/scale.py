@@ -15,7 +15,6 @@ Expected before measuring: linear within 10 %, since every task sees its own sha
 partition, and filters dominate; some 100 CPU seconds per gigabyte.
 """
 
-import argparse
 import json
 import os
 import random
@@ -29,13 +28,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import orjson
-import zstandard
+from harness import data_arguments, json_lines
 from record import write_result
 
 from glmforge.config.tree import dump
 from glmforge.data.tokens.bpe import train_tokenizer
 
-ROOT = Path(__file__).parents[2]
+NEEDED = ("text/debian-docs-multilingual.jsonl.zst", "dedup/documents.jsonl.zst", "text/c4_demo.jsonl")
 PARTS = (1, 2, 4, 8)
 COPIES = 3
 VOCAB_SIZE = 32_768
@@ -46,11 +45,7 @@ YIELD_OF_CRAWL = 0.1
 
 def documents(shared: Path) -> list[bytes]:
     """All documents as JSON lines, shuffled."""
-    lines: list[bytes] = []
-    for path in (shared / "text/debian-docs-multilingual.jsonl.zst", shared / "dedup/documents.jsonl.zst"):
-        data = zstandard.ZstdDecompressor().stream_reader(path.open("rb")).read()
-        lines += [orjson.dumps({"text": orjson.loads(line)["text"]}) for line in data.splitlines()]
-    lines += [orjson.dumps({"text": orjson.loads(line)["text"]}) for line in (shared / "text/c4_demo.jsonl").open("rb")]
+    lines = [orjson.dumps({"text": record["text"]}) for name in NEEDED for record in json_lines(shared / name)]
     draw = random.Random(0)
     lines += [_with_words_shuffled(line, draw) for _ in range(COPIES) for line in list(lines)]
     draw.shuffle(lines)
@@ -156,12 +151,8 @@ def extrapolate(largest: dict[str, Any], start: dict[str, Any]) -> dict[str, flo
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared" / "data")
-    arguments = parser.parse_args()
-    if not arguments.shared.is_dir():
-        sys.exit(f"{arguments.shared}: no such directory: name the shared data with --shared")
-    lines = documents(arguments.shared)
+    args = data_arguments(__doc__, NEEDED)
+    lines = documents(args.data)
     with tempfile.TemporaryDirectory(prefix="scale-") as name:
         scratch = Path(name)
         tokenizer = scratch / "tokenizer"
@@ -174,7 +165,7 @@ def main() -> None:
         measure("warm", few, few_bytes, scratch, tokenizer)  # compiles
         start = measure("start", few, few_bytes, scratch, tokenizer)
         runs = {}
-        for parts in PARTS:
+        for parts in PARTS[:1] if args.quick else PARTS:
             raw = scratch / f"raw-{parts}"
             runs[parts] = run = measure(str(parts), raw, write_inputs(lines, raw, parts), scratch, tokenizer)
             run["cpu_seconds_per_gigabyte"] = 1e9 * beyond(run, start, "run_cpu_seconds")
@@ -191,9 +182,11 @@ def main() -> None:
         "runs": runs,
         "largest_with_filters_that_remove": removing,
         "largest_deviation_from_mean": max(abs(rate * len(rates) / sum(rates) - 1) for rate in rates),
-        "extrapolation": extrapolate(runs[max(PARTS)], start),
+        "extrapolation": extrapolate(runs[max(runs)], start),
     }
-    write_result("data_scale", result, code=["src/glmforge/data"], libraries=["pyarrow", "polars", "numba"])
+    if not args.quick:
+        code = ["src/glmforge_corpus", "src/glmforge/data"]
+        write_result("data_scale", result, code=code, libraries=["pyarrow", "polars", "numba"], out=args.out)
     print(json.dumps(result["extrapolation"], indent=2))
 
 

@@ -70,7 +70,3 @@ def query(*fields: str) -> list[str] | None:
     except (FileNotFoundError, subprocess.CalledProcessError, subprocess.TimeoutExpired):
         return None
     return [word.strip() for word in answer.splitlines()[0].split(",")]
-
-
-def memory_in_use(device: torch.device) -> int:
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0

@@ -1,20 +1,31 @@
 """`scripts/gpu.sh keep --out DIR`: take the results of a run on another machine over into `benchmarks/results`.
 
-The machine that measured has no repository; this one has, and can say which revision the code was. It does so only if
-the code here is the code that was measured.
+The machine that measured has no repository and records a digest of the files themselves. This one has a repository
+and adds the revision, if the code here is the code that was measured.
 """
 
+import hashlib
 import json
 import sys
 from pathlib import Path
 
-from gpu.source import FOLDERS, source_digest
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("src/glmforge", "benchmarks/gpu")
+
+
+def source_digest() -> str:
+    """SHA-256 of all Python files and presets below `FOLDERS`, with their names."""
+    digest = hashlib.sha256()
+    for folder in FOLDERS:
+        for file in sorted((ROOT / folder).rglob("*")):
+            if file.suffix in (".py", ".yaml"):
+                digest.update(f"{file.relative_to(ROOT)}\0".encode() + file.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def keep(folder: Path) -> int:
     """Exit status: 1 if a file cannot be taken over, with the reason in one line."""
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    from record import RESULTS, ROOT, code_digest, git_revision
+    from record import RESULTS, code_digest, git_revision  # not on a machine that only measures
 
     status = 0
     for file in sorted(folder.glob("gpu_*.json")):

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from gpu.bench import Bench
+from gpu.keep import ROOT
 from gpu.results import LostContextError, not_installed
-from gpu.source import ROOT
 
 DRY = ROOT / "tests" / "gpu" / "test_cross_entropy.py"
 _ASKS_FOR_DEVICE = re.compile(r"^from helpers\.(devices|triton_device) import", re.MULTILINE)

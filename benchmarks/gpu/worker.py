@@ -13,9 +13,9 @@ import torch
 from gpu import PARTS
 from gpu.bench import Bench
 from gpu.device import clocks, describe
+from gpu.keep import source_digest
 from gpu.results import LostContextError, Results, not_installed
 from gpu.runner import LOST_CONTEXT
-from gpu.source import source_digest
 
 
 def main() -> int:

@@ -1,5 +1,5 @@
 """Random requests that ask for much: grammars and schemas that are valid, recursive, ambiguous, huge or nonsense, and
-settings at and beyond their limits. Used by the tests of the engine and by `benchmarks/engine_neighbours.py`."""
+settings at and beyond their limits."""
 
 import json
 import math

@@ -20,10 +20,9 @@ and G key/value heads of P numbers:
 
 Gather moves less where cp < (H + G) / G, or gathering again, cp < 2 (H + G) / 3G. For GLM-4.5 (H = 96, G = 8) that is
 13 and 8.7, while Ulysses ends at cp = 8: PREFER GATHER, it moves less wherever both run, and knows no limit of heads.
-`benchmarks/context_parallel.py` has the bytes at each cp, and times on a CPU. Ulysses is the better one for models
-without grouped queries, and where documents are much shorter than rows: its ranks always have equal work, while
-the zig-zag levels only long documents. Both keep what flows through them per rank at T / cp tokens' worth, but for the
-gathered keys and values of the layer at work.
+Ulysses is the better one for models without grouped queries, and where documents are much shorter than rows: its ranks
+always have equal work, while the zig-zag levels only long documents. Both keep what flows through them per rank at
+T / cp tokens' worth, but for the gathered keys and values of the layer at work.
 
 Shapes: T tokens of the micro-batch, t = T / cp on this rank, H query heads, G key/value heads, P head_dim, K keys in
 the order of the attention kernel.

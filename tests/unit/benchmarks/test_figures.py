@@ -13,7 +13,7 @@ def test_every_marked_figure_is_that_of_its_result():
     assert figures.differing() == []
 
 
-def test_every_measured_figure_is_marked_or_named_as_given():
+def test_measurements_on_the_strict_pages_are_marked_or_given():
     assert figures.without_source() == []
 
 
@@ -60,12 +60,14 @@ def write_text(repository: Path, text: str) -> Path:
         ("fast * 2 / rounds.0.seconds", "g", "6"),
         ("fast - 1 + 2", "g", "2.5"),
         ("name", "s", "xz"),
+        ('"J >= 0.8"', "d", "3"),
     ],
 )
 def test_a_figure_is_a_path_or_a_short_computation(repository, value, style, text):
     rounds = [{"seconds": 0.5}, {"seconds": 0.2}]
-    write_result({"fast": 1.5, "rounds": rounds, "in two words": {"a.b": 12345}, "name": "xz"})
-    assert figures.format_figure("speed", value, style) == text
+    write_result({"fast": 1.5, "rounds": rounds, "in two words": {"a.b": 12345}, "name": "xz", "J >= 0.8": 3})
+    file = write_text(repository, f"<!--fig speed {value} {style}-->{text}<!--/fig-->")
+    assert [figure.wanted for figure in figures.figures(file)] == [text]
 
 
 def test_a_changed_result_is_found_in_the_text_and_written_into_it(repository):
@@ -86,9 +88,9 @@ def test_a_changed_result_is_found_in_the_text_and_written_into_it(repository):
     [
         ("speed lost .1f", "no lost"),
         ("speed rounds.7 .1f", "no rounds.7"),
-        ("speed rounds .1f", "no single figure"),
+        ("speed rounds .1f", "not a single figure"),
         ("speed name .1f", "cannot format"),
-        ("speed rounds.0 ^ 2 .1f", "'^' is none of"),
+        ("speed rounds.0 ^ 2 .1f", "'^' is not one of"),
         ("other fast .1f", "no benchmarks/results/other.json"),
     ],
 )
@@ -125,6 +127,7 @@ def test_an_exemption_that_the_text_no_longer_needs_is_found(repository, monkeyp
     exempt = repository / "given.toml"
     exempt.write_text('"docs/speed.md" = ["after 60 s"]')
     monkeypatch.setattr(figures, "GIVEN", exempt)
+    monkeypatch.setattr(figures, "ALL_MARKED", ())
     figures.given.cache_clear()
     assert figures.without_source() == ["given.toml: docs/speed.md does not say 'after 60 s'"]
     figures.given.cache_clear()

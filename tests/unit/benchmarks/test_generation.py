@@ -6,7 +6,7 @@ from pathlib import Path
 
 import generation
 import pytest
-from generation import OURS, Program, Worker, Workload
+from generation import OURS, Contestant, Worker, Workload
 
 PROGRAM = """
 import sys
@@ -37,7 +37,7 @@ def start(tmp_path):
     workers = []
 
     def start(name, variant=""):
-        workers.append(Worker(name, Program(str(script), sys.executable, "hf-{}", variant), "fp32", args))
+        workers.append(Worker(name, Contestant(str(script), sys.executable, "hf-{}", variant), "fp32", args))
         return workers[-1]
 
     yield start
@@ -75,8 +75,8 @@ def test_a_program_that_answers_too_little_is_no_measurement(start):
 
 
 def test_a_program_that_dies_is_named(tmp_path):
-    program = Program(str(tmp_path / "absent.py"), sys.executable, "hf-{}")
-    with pytest.raises(RuntimeError, match="the process of 'mortal' died"):
+    program = Contestant(str(tmp_path / "absent.py"), sys.executable, "hf-{}")
+    with pytest.raises(RuntimeError, match="the process of 'mortal' exited"):
         Worker("mortal", program, "fp32", Namespace(model=tmp_path, threads=1))
 
 

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import harness
 import performance
 import pytest
 
@@ -16,7 +17,7 @@ def test_tables_are_current(make) -> None:
 
 def test_the_page_says_that_nothing_is_measured_while_that_is_so() -> None:
     says = "Nothing of this project has run on CUDA yet" in PAGE.read_text(encoding="utf-8")
-    assert says != (performance.RESULTS / "gpu_step.json").is_file()
+    assert says != (harness.RESULTS / "gpu_step.json").is_file()
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ def test_measurements_go_to_the_tables_of_their_device(
     figures = {"air-4k | glmforge, every Triton kernel, real routing": figure}
     content = {"device": {"name": device}, "dry": dry, "figures": figures}
     (tmp_path / "gpu_step.json").write_text(json.dumps(content), encoding="utf-8")
-    monkeypatch.setattr(performance, "RESULTS", tmp_path)
+    monkeypatch.setattr(harness, "RESULTS", tmp_path)
 
     def cells(table: str) -> dict[str, str]:
         header, _, *rows = ([cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines())

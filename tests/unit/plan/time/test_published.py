@@ -1,19 +1,19 @@
 """The table of published runs keeps its rules, and nothing is fitted to what is held out."""
 
-import json
 import math
 from collections import defaultdict
 from dataclasses import replace
 
 import plan_published
 import pytest
+from harness import result
 from plan_published import SIDES, compare, fit, leave_one_out, published_runs, weights
 from published_runs import express, facts, is_held_out, not_predicted, published_tokens
 
 from glmforge.plan.time.overheads import BOUNDS, FITTED, INTERVAL, Overheads
 
 ROWS = published_runs()
-RESULT = json.loads((plan_published.RESULTS / "plan_published.json").read_text("utf-8"))
+RESULT = result("plan_published")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.model}, {row.framework} {row.release}, {row.what}")
