@@ -27,9 +27,8 @@ import xxhash
 import zstandard
 from record import write_result
 
-from glmforge_corpus.filter.code import content
-from glmforge_corpus.filter.code.content import content_model, language_of_text
-from glmforge_corpus.filter.code.programming_language import language_of_path
+from glmforge_corpus.filter import programming_language as content
+from glmforge_corpus.filter.programming_language import content_model, language_of_path, language_of_text
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = ["src/glmforge_corpus/filter/code"]

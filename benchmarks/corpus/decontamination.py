@@ -84,7 +84,7 @@ def main() -> None:
     write_result(
         "data_decontamination",
         result,
-        code=["src/glmforge_corpus/decontaminate", "src/glmforge_corpus/words/unspaced.py"],
+        code=["src/glmforge_corpus/decontaminate", "src/glmforge_corpus/words/characters.py"],
         libraries=["numba", "numpy", "pyarrow"],
         out=args.out,
     )

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from glmforge.data.documents.batch import DocumentBatch
-from glmforge_corpus.filter.code.detector import detect_code
-from glmforge_corpus.filter.language.block import Language
+from glmforge_corpus.filter.language import Language
 from glmforge_corpus.filter.pii.block import PII
+from glmforge_corpus.filter.programming_language import detect_code
 from glmforge_corpus.filter.rules.c4 import C4
 from glmforge_corpus.filter.rules.fineweb import FineWeb
 from glmforge_corpus.filter.rules.gopher import GopherQuality, GopherRepetition

@@ -33,12 +33,11 @@ import zstandard
 from record import write_result
 
 from glmforge.data.documents.batch import DocumentBatch
-from glmforge_corpus.deduplicate.exact.fingerprints import fingerprints, paragraphs
+from glmforge_corpus.deduplicate.fingerprints import fingerprints, paragraphs
 from glmforge_corpus.extract.normalise import Normalise
-from glmforge_corpus.filter.boilerplate.block import Boilerplate
-from glmforge_corpus.filter.boilerplate.phrases import PHRASES
-from glmforge_corpus.filter.code.kernel import measure_programs
-from glmforge_corpus.filter.quality.heuristic import heuristic_quality
+from glmforge_corpus.filter.boilerplate import PHRASES, Boilerplate
+from glmforge_corpus.filter.code_kernel import measure_programs
+from glmforge_corpus.filter.quality_heuristic import heuristic_quality
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = [

@@ -39,10 +39,10 @@ from record import write_result
 from resiliparse.extract.html2text import extract_plain_text
 
 from glmforge.data.documents.batch import DocumentBatch
-from glmforge_corpus.filter.boilerplate.block import Boilerplate
-from glmforge_corpus.filter.code.block import Code
-from glmforge_corpus.filter.language.block import Language
-from glmforge_corpus.filter.language.model import ISO, language_model, model_path
+from glmforge_corpus.filter.boilerplate import Boilerplate
+from glmforge_corpus.filter.code import Code
+from glmforge_corpus.filter.language import Language
+from glmforge_corpus.filter.language_model import ISO, language_model, model_path
 
 try:
     import pycld2

@@ -104,7 +104,7 @@ def ours(path: Path, work: Path, laps: Laps) -> Clusters:
     """From a Parquet shard of documents."""
     from pyarrow import parquet
 
-    from glmforge_corpus.deduplicate.minhash.stage import MinHash
+    from glmforge_corpus.deduplicate.minhash import MinHash
     from glmforge_corpus.pipeline.stage import StageContext
     from glmforge_corpus.pipeline.task import PlannedStep, run_task
 

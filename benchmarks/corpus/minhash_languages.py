@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from record import write_result
 
 from glmforge.data.documents.batch import BatchWriter, DocumentBatch
-from glmforge_corpus.deduplicate.minhash.stage import TOO_SHORT, MinHash
+from glmforge_corpus.deduplicate.minhash import TOO_SHORT, MinHash
 from glmforge_corpus.pipeline.stage import StageContext
 from glmforge_corpus.pipeline.task import PlannedStep, run_task
 
@@ -204,7 +204,7 @@ def main() -> None:
     write_result(
         "data_minhash_languages",
         content,
-        code=["src/glmforge_corpus/deduplicate/minhash", "src/glmforge_corpus/words/unspaced.py"],
+        code=["src/glmforge_corpus/deduplicate/minhash", "src/glmforge_corpus/words/characters.py"],
         libraries=["numba", "numpy", "pyarrow"],
         out=arguments.out,
     )

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from record import write_result
 
 from glmforge.data.documents.batch import BatchWriter, DocumentBatch
-from glmforge_corpus.deduplicate.minhash.stage import MinHash
+from glmforge_corpus.deduplicate.minhash import MinHash
 from glmforge_corpus.deduplicate.places import rows_of, shards_of
 from glmforge_corpus.pipeline.stage import StageContext
 from glmforge_corpus.pipeline.task import PlannedStep, run_task

@@ -42,11 +42,11 @@ from record import write_result
 from glmforge.data.documents.batch import DocumentBatch
 from glmforge.errors import DataError
 from glmforge_corpus.filter.linear.classifier import Features, train_classifier
-from glmforge_corpus.filter.linear.figures import area_under_curve
 from glmforge_corpus.filter.linear.hashed_features import hash_features
+from glmforge_corpus.filter.linear.training import area_under_curve
 from glmforge_corpus.filter.pii.block import PII
-from glmforge_corpus.filter.quality.block import Quality
-from glmforge_corpus.filter.toxicity.block import Toxicity
+from glmforge_corpus.filter.quality import Quality
+from glmforge_corpus.filter.toxicity import Toxicity
 
 FILTERS = "src/glmforge_corpus/filter"
 CODE = [f"{FILTERS}/{part}" for part in ("linear", "pii", "quality", "toxicity")]

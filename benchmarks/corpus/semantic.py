@@ -47,9 +47,8 @@ from record import write_result
 from semantic_pairs import TRIPLES
 
 from glmforge.data.documents.batch import BatchWriter, DocumentBatch
-from glmforge_corpus.deduplicate.semantic.embedder import Embedder, EmbedderOptions
-from glmforge_corpus.deduplicate.semantic.embedders import make_embedder
-from glmforge_corpus.deduplicate.semantic.stage import COPIES, Semantic
+from glmforge_corpus.deduplicate.embedder import Embedder, EmbedderOptions
+from glmforge_corpus.deduplicate.semantic import COPIES, Semantic, make_embedder
 from glmforge_corpus.pipeline.stage import StageContext
 from glmforge_corpus.pipeline.task import PlannedStep, run_task
 

@@ -13,7 +13,7 @@ from pyarrow import parquet
 from pydantic import ValidationError
 
 from glmforge.errors import ConfigError, DataError
-from glmforge_corpus.deduplicate.minhash.stage import REASON, TOO_SHORT, MinHash, least_shingles
+from glmforge_corpus.deduplicate.minhash import REASON, TOO_SHORT, MinHash, least_shingles
 
 WORDS = [f"word{k}" for k in range(2000)]
 

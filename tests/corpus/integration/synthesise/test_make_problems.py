@@ -13,7 +13,7 @@ from glmforge.errors import DataError
 from glmforge_corpus.cli import synthesise as command
 from glmforge_corpus.synthesise.check import why_wrong
 from glmforge_corpus.synthesise.make import make_problems
-from glmforge_corpus.synthesise.questions import normalised_question
+from glmforge_corpus.synthesise.problem import normalised_question
 from glmforge_corpus.synthesise.stage import Problems
 
 OPTIONS = {"count": 150, "block": 30, "families": ("word_problems", "tables", "tools"), "levels": (2, 4)}

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from glmforge_corpus.deduplicate.minhash.shingles import Shingling, shingle_hashes
-from glmforge_corpus.deduplicate.minhash.signatures import Bands, band_keys, best_bands, permutations, signatures
+from glmforge_corpus.deduplicate.shingles import Shingling, shingle_hashes
+from glmforge_corpus.deduplicate.signatures import Bands, band_keys, best_bands, permutations, signatures
 
 SHINGLING = Shingling(size=1)
 

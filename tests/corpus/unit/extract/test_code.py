@@ -5,7 +5,6 @@ import random
 
 import pytest
 
-from glmforge_corpus.extract.code.kinds import why_not_path, why_not_text
 from glmforge_corpus.extract.code.licence import (
     UNKNOWN,
     header_licence,
@@ -14,6 +13,7 @@ from glmforge_corpus.extract.code.licence import (
     licences_of_repository,
 )
 from glmforge_corpus.extract.code.order import order_by_dependency
+from glmforge_corpus.extract.code.repository import why_not_path, why_not_text
 
 MIT = """The MIT License (MIT)\n\nCopyright (c) 2020 A\n\nPermission is hereby granted, free of charge, to any person
 obtaining a copy of this software and associated documentation files (the "Software"), ... subject to the

@@ -9,8 +9,7 @@ import pytest
 from glmforge.errors import DataError
 from glmforge_corpus.extract import jsonl
 from glmforge_corpus.extract.inputs import Input, SourceFile
-from glmforge_corpus.extract.json_stream import as_json_lines
-from glmforge_corpus.extract.jsonl import LineBlock, line_blocks
+from glmforge_corpus.extract.jsonl import LineBlock, as_json_lines, line_blocks
 from glmforge_corpus.extract.records import Context
 
 

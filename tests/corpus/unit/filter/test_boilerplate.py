@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glmforge.data.documents.batch import DocumentBatch, concatenate
-from glmforge_corpus.filter.boilerplate import kernel
-from glmforge_corpus.filter.boilerplate.block import RULES, Boilerplate
-from glmforge_corpus.filter.boilerplate.phrases import PHRASES
+from glmforge_corpus.filter import boilerplate_kernel as kernel
+from glmforge_corpus.filter.boilerplate import PHRASES, RULES, Boilerplate
 
 PROSE = "The harbour lay quiet in the morning, and nobody was about but an old man with his dog."
 MORE = "He had come there every day of his life, he said, and never seen such a thing before."

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from glmforge_corpus.filter.rules import line_kernels, shared_counts
+from glmforge_corpus.filter.rules import repetition as line_kernels
+from glmforge_corpus.filter.rules import shared_counts
 from glmforge_corpus.filter.rules.fineweb import FineWeb
 from glmforge_corpus.filter.rules.gopher import GopherQuality, GopherRepetition
 from helpers.rule_texts import assert_same_decisions, batch_of, datatrove_tokeniser, failed_rules, random_text

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from glmforge_corpus.filter.rules.gopher import GopherQuality, GopherRepetition
 from glmforge_corpus.filter.rules.language_limits import language_limits
-from glmforge_corpus.filter.rules.repetition_kernels import count_repetition
+from glmforge_corpus.filter.rules.repetition import count_repetition
 from glmforge_corpus.words.split import split_words
 from helpers.rule_texts import assert_same_decisions, batch_of, datatrove_tokeniser, failed_rules, random_text
 

@@ -18,9 +18,14 @@ from glmforge_corpus.filter.linear.classifier import (
     sigmoid,
     train_classifier,
 )
-from glmforge_corpus.filter.linear.figures import area_under_curve, choose_thresholds, figures_at
 from glmforge_corpus.filter.linear.hashed_features import count_tokens, hash_features, num_places
-from glmforge_corpus.filter.linear.training import split_seeds, train_on_seeds
+from glmforge_corpus.filter.linear.training import (
+    area_under_curve,
+    choose_thresholds,
+    figures_at,
+    split_seeds,
+    train_on_seeds,
+)
 
 TEXTS = st.text(
     st.one_of(st.sampled_from("aBc Z19..--\n\n é漢字かな한국ไทยມ’«©😀ÿŒ"), st.characters(codec="utf-8")), max_size=60

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from glmforge.data.documents.batch import DocumentBatch
 from glmforge.errors import DataError
 from glmforge_corpus.filter.linear.classifier import Features, LinearClassifier
-from glmforge_corpus.filter.quality.block import HIGH, LOW, MEDIUM, Buckets, Quality, Upsample
-from glmforge_corpus.filter.quality.heuristic import heuristic_quality, text_statistics
+from glmforge_corpus.filter.quality import HIGH, LOW, MEDIUM, Buckets, Quality, Upsample
+from glmforge_corpus.filter.quality_heuristic import heuristic_quality, text_statistics
 
 PROSE = (
     "The harbour lay quiet when the first boats came home. Nobody spoke of the storm, although everybody had seen it "
