@@ -31,7 +31,7 @@ from glmforge_corpus.filter import programming_language as content
 from glmforge_corpus.filter.programming_language import content_model, language_of_path, language_of_text
 
 ROOT = Path(__file__).resolve().parents[2]
-CODE = ["src/glmforge_corpus/filter/code"]
+CODE = ["src/glmforge_corpus/filter/code.py", "src/glmforge_corpus/filter/programming_language.py"]
 MAX_TEXTS = 400  # of a group
 NOT_CODE = {"csv", "svg", "jupyter", "tex", "graphviz"}
 Text = tuple[str, bytes]  # group, text

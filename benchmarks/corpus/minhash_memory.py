@@ -35,7 +35,7 @@ from glmforge_corpus.deduplicate.places import rows_of, shards_of
 from glmforge_corpus.pipeline.stage import StageContext
 from glmforge_corpus.pipeline.task import PlannedStep, run_task
 
-CODE = ("src/glmforge_corpus/deduplicate/minhash", "src/glmforge_corpus/words")
+CODE = ("src/glmforge_corpus/deduplicate", "src/glmforge_corpus/words")
 LIMIT_GB = 4.0
 VOCABULARY = 50_000
 FEWEST_WORDS, MOST_WORDS = 40, 110

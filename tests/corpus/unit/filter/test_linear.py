@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glmforge.data.documents.batch import DocumentBatch
 from glmforge.errors import DataError
 from glmforge_corpus.filter.linear.classifier import (
     Features,
@@ -26,15 +25,12 @@ from glmforge_corpus.filter.linear.training import (
     split_seeds,
     train_on_seeds,
 )
+from helpers.corpus import batch_of
 
 TEXTS = st.text(
     st.one_of(st.sampled_from("aBc Z19..--\n\n é漢字かな한국ไทยມ’«©😀ÿŒ"), st.characters(codec="utf-8")), max_size=60
 )
 MASK = 2**64 - 1
-
-
-def batch_of(texts: list[str]) -> DocumentBatch:
-    return DocumentBatch.from_columns([str(number) for number in range(len(texts))], texts, "test")
 
 
 def is_single(character: str) -> bool:

@@ -89,15 +89,9 @@ def test_statistics_are_those_of_the_definition(parts: list[str]) -> None:
     row = text_statistics(batch.text_bytes, batch.text_offsets)[1]
     expected = reference_statistics(text)
     names = {
-        2: "characters",
-        3: "letters",
-        4: "symbols",
-        5: "sentences",
-        6: "columns",
-        7: "short",
-        8: "bytes",
+        2: "characters", 3: "letters", 4: "symbols", 5: "sentences", 6: "columns", 7: "short", 8: "bytes",
         9: "repeated",
-    }
+    }  # fmt: skip
     assert {name: row[column] for column, name in names.items()} == expected
 
 
