@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Literal, Self
 
 from glmforge.errors import DataError
-from glmforge_corpus.deduplicate.shingles import Shingling
-from glmforge_corpus.deduplicate.signatures import Bands
+from glmforge_corpus.deduplicate.signatures import Bands, Shingling
 from glmforge_corpus.pipeline.stage import task_directory
 from glmforge_corpus.pipeline.statistics import dump_json
 

@@ -33,8 +33,7 @@ from glmforge_corpus.deduplicate.clusters import REMOVED, Selection
 from glmforge_corpus.deduplicate.index import SIGNATURES, IndexInfo, Member, Store, chain_of, old_members
 from glmforge_corpus.deduplicate.removal import Removal
 from glmforge_corpus.deduplicate.sets import Sets
-from glmforge_corpus.deduplicate.shingles import Shingling
-from glmforge_corpus.deduplicate.signatures import Bands, band_keys, best_bands, signatures
+from glmforge_corpus.deduplicate.signatures import Bands, Shingling, band_keys, best_bands, signatures
 from glmforge_corpus.deduplicate.similarity import NEEDED, SIGNATURE_FILE, Buckets, Similarity
 from glmforge_corpus.deduplicate.units import Unit
 from glmforge_corpus.pipeline.stage import ShardStep, Stage, StageContext, Step, TaskOutput

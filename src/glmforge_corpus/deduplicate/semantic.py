@@ -10,7 +10,7 @@ tasks as shards, each with a range of clusters) -> `documents` (per shard). A ta
 those of its clusters from all shards, which is as much on average. Embeddings are stored as float16: cosines are kept
 within 0.001.
 
-`embedder` is the word `lexical` (`lexical_embedder.py`: words in common, no meaning; needs nothing), a directory of a
+`embedder` is the word `lexical` (words in common, no meaning; needs nothing), a directory of a
 sentence-transformers model (`sentence_model.py`), or the URL of an OpenAI-compatible endpoint
 (`embedding_endpoint.py`).
 """
@@ -20,7 +20,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -31,8 +31,9 @@ from pydantic import Field
 from glmforge.data.documents.batch import DocumentBatch, read_batches
 from glmforge.errors import DataError
 from glmforge.extras import needed_for
-from glmforge_corpus.deduplicate.embedder import Embedder, EmbedderOptions, normalise
+from glmforge_corpus.deduplicate.embedder import Embedder, EmbedderOptions, LexicalEmbedder, normalise
 from glmforge_corpus.deduplicate.neighbours import assign, default_num_clusters, find_leaders, spherical_k_means
+from glmforge_corpus.deduplicate.places import open_array
 from glmforge_corpus.pipeline.stage import Stage, StageContext, Step, TaskOutput, pass_on, task_directory
 
 Keep = Literal["first", "best", "farthest"]
@@ -108,7 +109,7 @@ class _Place:
 
     def embeddings(self, shard: int) -> NDArray[np.float16]:
         """`[n, d]` of a shard's documents, mapped from disk."""
-        return _load(self.file(_EMBED, shard, "embeddings.npy"))
+        return open_array(self.file(_EMBED, shard, "embeddings.npy"))
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ class _Assign(_Step):
 
     def run(self, task: int, output: TaskOutput) -> None:
         vectors = self.place.embeddings(task)
-        centroids = _load(self.place.file(_CENTROIDS, 0, "centroids.npy"))
+        centroids = open_array(self.place.file(_CENTROIDS, 0, "centroids.npy"))
         nearest = np.empty(len(vectors), np.int32)
         similarity = np.empty(len(vectors), np.float32)
         for start in range(0, len(vectors), 1 << 16):
@@ -209,7 +210,7 @@ class _Pairs(_Step):
     name: str = _PAIRS
 
     def run(self, task: int, output: TaskOutput) -> None:
-        num_clusters = len(_load(self.place.file(_CENTROIDS, 0, "centroids.npy")))
+        num_clusters = len(open_array(self.place.file(_CENTROIDS, 0, "centroids.npy")))
         low, high = (num_clusters * bound // self.num_tasks for bound in (task, task + 1))
         members = _in_order([self._members(shard, low, high) for shard in range(len(self.place.shards))])
         bounds = np.searchsorted(members.clusters, np.arange(low, high + 1))
@@ -223,8 +224,8 @@ class _Pairs(_Step):
 
     def _members(self, shard: int, low: int, high: int) -> "_Members":
         """What a shard has in clusters `low` to `high`."""
-        starts = _load(self.place.file(_ASSIGN, shard, "starts.npy"))[low : high + 1]
-        rows = np.asarray(_load(self.place.file(_ASSIGN, shard, "rows.npy"))[starts[0] : starts[-1]])
+        starts = open_array(self.place.file(_ASSIGN, shard, "starts.npy"))[low : high + 1]
+        rows = np.asarray(open_array(self.place.file(_ASSIGN, shard, "rows.npy"))[starts[0] : starts[-1]])
         order = self._preference(shard, rows)
         cluster = np.repeat(np.arange(low, high, dtype=np.int32), np.diff(starts))
         ids = parquet.read_table(self.place.shards[shard], columns=["id"]).column("id").combine_chunks()
@@ -235,9 +236,9 @@ class _Pairs(_Step):
     def _preference(self, shard: int, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Smaller is better; equal ones go by place."""
         if self.place.stage.keep == "best":
-            return -np.asarray(_load(self.place.file(_EMBED, shard, "scores.npy"))[rows])
+            return -np.asarray(open_array(self.place.file(_EMBED, shard, "scores.npy"))[rows])
         if self.place.stage.keep == "farthest":
-            return np.asarray(_load(self.place.file(_ASSIGN, shard, "similarity.npy"))[rows])
+            return np.asarray(open_array(self.place.file(_ASSIGN, shard, "similarity.npy"))[rows])
         return np.zeros(len(rows), np.float32)
 
 
@@ -306,15 +307,6 @@ class _Filter(_Step):
         pass_on(self.place.shards[task], output, left)
 
 
-def _load(path: Path) -> NDArray[Any]:
-    """An array mapped from disk; an empty one cannot be mapped, and is read."""
-    with path.open("rb") as file:
-        np.lib.format.read_magic(file)
-        empty = 0 in np.lib.format.read_array_header_1_0(file)[0]
-    array: NDArray[Any] = np.load(path, mmap_mode=None if empty else "r")
-    return array
-
-
 def check_embedder(options: EmbedderOptions) -> None:
     """Raises `DataError` for what cannot work on this machine."""
     options.check_settings()
@@ -337,6 +329,4 @@ def make_embedder(options: EmbedderOptions) -> Embedder:
         with needed_for(f"embedder {options.embedder}"):
             from glmforge_corpus.deduplicate.sentence_model import SentenceModel
         return SentenceModel(options)
-    from glmforge_corpus.deduplicate.lexical_embedder import LexicalEmbedder
-
     return LexicalEmbedder()

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from glmforge.data.documents.batch import DocumentBatch, read_batches
 from glmforge_corpus.deduplicate.places import dense_mask, open_array, open_raw, rows_in_shard
-from glmforge_corpus.deduplicate.shingles import Shingling, shingle_hashes
+from glmforge_corpus.deduplicate.signatures import Shingling, shingle_hashes
 from glmforge_corpus.pipeline.stage import ShardStep, TaskOutput
 
 HASHES, BORDERS, ROWS, WEIGHTS, IDS = "hashes.u64", "borders.npy", "rows.npy", "weights.npy", "ids.arrow"

@@ -19,8 +19,8 @@ from pydantic import Field, model_validator
 from glmforge.config.model import Strict, refuse
 from glmforge.endpoint import Attempt, Endpoint, ask_again, url_fault
 from glmforge.errors import DataError
+from glmforge_corpus.synthesise.endpoint.inputs import Request
 from glmforge_corpus.synthesise.endpoint.journal import Journal
-from glmforge_corpus.synthesise.endpoint.prompts import Request
 
 TEMPLATE_TOKENS = 256
 """Set aside for what a chat template may add to the prompt of a request."""
