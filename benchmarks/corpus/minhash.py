@@ -106,7 +106,7 @@ def ours(path: Path, work: Path, laps: Laps) -> Clusters:
     """From a Parquet shard of documents."""
     from pyarrow import parquet
 
-    from glmforge_corpus.deduplicate.minhash.stage import MinHash
+    from glmforge_corpus.deduplicate.minhash import MinHash
     from glmforge_corpus.pipeline.stage import StageContext
     from glmforge_corpus.pipeline.task import PlannedStep, run_task
 
@@ -407,7 +407,7 @@ def main() -> None:
     }
     print(json.dumps(result, indent=1))
     if not args.quick:
-        code = ["src/glmforge_corpus/deduplicate/minhash", "src/glmforge_corpus/pipeline/task.py"]
+        code = ["src/glmforge_corpus/deduplicate", "src/glmforge_corpus/pipeline/task.py"]
         write_result("data_minhash", result, code=code, libraries=packages, out=args.out)
 
 

@@ -7,8 +7,7 @@ import typer
 
 from glmforge.cli.data.options import split_names
 from glmforge.errors import DataError
-from glmforge_corpus.cli.options import RedoOption
-from glmforge_corpus.cli.pipeline_command import Stages, names_of, pipeline_command, run_and_report
+from glmforge_corpus.cli.pipeline_command import RedoOption, Stages, names_of, pipeline_command, run_and_report
 
 
 def run(

@@ -1,10 +1,11 @@
-"""Commands that each run a pipeline for a single purpose.
+"""Commands that each run a pipeline for a single purpose, and options that commands share.
 
 Such a command is written as a function of its own options that returns the stages after `extract`. `pipeline_command`
 adds what all of these commands take (inputs, output, how inputs are read, workers) and runs the pipeline.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,11 +14,49 @@ import typer
 
 from glmforge.cli.data.options import TextFieldOption, split_names
 from glmforge.errors import DataError
-from glmforge_corpus.cli.options import RedoOption, parameters_of, typer_command
-from glmforge_corpus.cli.step_progress import step_progress
+from glmforge_corpus.cli.terminal import step_progress
 
 if TYPE_CHECKING:
     from glmforge_corpus.pipeline.pipeline import Pipeline
+
+
+RedoOption = Annotated[
+    bool,
+    typer.Option("--redo", help="Discard finished work that was made with other options, instead of refusing to run."),
+]
+
+
+def typer_command(
+    call: Callable[..., None], like: Callable[..., Any], parameters: Iterable[inspect.Parameter]
+) -> Callable[..., None]:
+    """`call`, which takes keyword arguments, as a command with the name and help of `like` and these parameters."""
+    keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    call.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
+    call.__name__, call.__doc__ = like.__name__, like.__doc__
+    return call
+
+
+def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(function).parameters)
+
+
+def option_groups(**groups: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of other functions, and for each of its parameters named here what one returns."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        def call(**values: Any) -> None:
+            made = {
+                name: group(**{option: values.pop(option) for option in parameters_of(group)})
+                for name, group in groups.items()
+            }
+            command(**values, **made)
+
+        parameters: list[inspect.Parameter] = []
+        for name, parameter in parameters_of(command).items():
+            parameters += parameters_of(groups[name]).values() if name in groups else [parameter]
+        return typer_command(call, command, parameters)
+
+    return decorate
 
 
 @dataclass(frozen=True)
@@ -102,12 +141,14 @@ def names_of(paths: Sequence[Path]) -> list[str]:
 
 def run_and_report(pipeline: "Pipeline", executor: str = "local", *, redo: bool = False) -> None:
     """Run a pipeline, show its progress and print what came out."""
-    from glmforge_corpus.cli.outcome import outcome
-    from glmforge_corpus.make import make_corpus, page_of
+    from glmforge_corpus.cli.terminal import outcome
+    from glmforge_corpus.pipeline.run import run_pipeline
+    from glmforge_corpus.report.page import write_corpus_page
 
     with step_progress() as show:
-        report = make_corpus(pipeline, executor, redo=redo, progress=show)
-    for line in outcome(report, pipeline.output, page_of(pipeline.output)):
+        report = run_pipeline(pipeline, executor, redo=redo, progress=show)
+        page = write_corpus_page(report, pipeline.output / "report.html")
+    for line in outcome(report, pipeline.output, page):
         typer.echo(line)
     if not report["stages"][-1]["statistics"]["written"]["documents"]:
-        raise DataError(f"{pipeline.output}: no documents are left: {page_of(pipeline.output)} shows what removed them")
+        raise DataError(f"{pipeline.output}: no documents are left: {page} shows what removed them")

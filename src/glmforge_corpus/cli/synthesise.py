@@ -10,8 +10,8 @@ from glmforge.cli.data.options import split_names
 from glmforge.errors import ConfigError, DataError
 from glmforge.observe.units import counted
 from glmforge.observe.work_progress import Show, work_progress
-from glmforge_corpus.cli.options import RedoOption, option_groups
-from glmforge_corpus.cli.step_progress import step_progress
+from glmforge_corpus.cli.pipeline_command import RedoOption, option_groups
+from glmforge_corpus.cli.terminal import step_progress
 
 if TYPE_CHECKING:
     from glmforge_corpus.synthesise.endpoint.ask import OnProgress, Server

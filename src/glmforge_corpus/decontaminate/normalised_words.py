@@ -3,7 +3,7 @@
 A word is a run of letters and digits. Punctuation, symbols, spaces and line ends separate words, however many there
 are of them; apostrophes and invisible characters are left out ("don't" and "dont" are one word). Letters are folded
 by a table made of Unicode's own data: case, accents (NFKD), full-width and mathematical forms. In scripts that put no
-spaces between words (`words/unspaced.py`), every character is a word.
+spaces between words (`words/characters.py`), every character is a word.
 
 Punctuation separates here where GPT-3's decontamination (arXiv:2005.14165, appendix C) deletes it: "x^2+1" is then
 the same three words however a formula is spaced, at the price of words that carry less, for which
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from glmforge.data.bytes_kernels import character_at
 from glmforge.data.compiled import compiled, non_allocating
-from glmforge_corpus.words.unspaced import UNSPACED
+from glmforge_corpus.words.characters import UNSPACED
 
 SEPARATOR = 0
 IGNORED = 1

@@ -22,7 +22,16 @@ from glmforge.data.documents.batch import DocumentBatch, read_batches
 from glmforge.errors import DataError
 from glmforge_corpus.decontaminate.contamination import Contamination, Finding, Matching, load_once
 from glmforge_corpus.decontaminate.evaluation_sets import EvaluationSet, read_items
-from glmforge_corpus.pipeline.stage import REPORT, Stage, StageContext, Step, TaskOutput, task_directory
+from glmforge_corpus.pipeline.stage import (
+    REPORT,
+    ShardStep,
+    Stage,
+    StageContext,
+    Step,
+    TaskOutput,
+    pass_on,
+    task_directory,
+)
 from glmforge_corpus.pipeline.statistics import dump_json
 
 Action = Literal["remove_document", "remove_passage", "report"]
@@ -79,9 +88,9 @@ class Decontaminate(Stage):
     def steps(self, context: StageContext) -> list[Step]:
         shards = tuple(context.shards)
         return [
-            _Search(self, shards),
+            _Search(shards, self),
             _Merge(self, context.directory, len(shards)),
-            _Apply(self, context.directory, shards),
+            _Apply(shards, self, context.directory),
         ]
 
     def check(self) -> Self:
@@ -99,16 +108,11 @@ class Decontaminate(Stage):
 
 
 @dataclass(frozen=True)
-class _Search(Step):
+class _Search(ShardStep):
     """Task: what a shard holds of the evaluation sets."""
 
     stage: Decontaminate
-    shards: Sequence[Path]
     name: str = _SEARCH
-
-    @property
-    def num_tasks(self) -> int:  # type: ignore[override]
-        return len(self.shards)
 
     def run(self, task: int, output: TaskOutput) -> None:
         contamination = load_once(self.stage.against, self.stage.matching)
@@ -199,32 +203,24 @@ class _Summary:
 
 
 @dataclass(frozen=True)
-class _Apply(Step):
+class _Apply(ShardStep):
     """Task: a shard without what was found in it."""
 
     stage: Decontaminate
     directory: Path
-    shards: Sequence[Path]
     name: str = _APPLY
-
-    @property
-    def num_tasks(self) -> int:  # type: ignore[override]
-        return len(self.shards)
 
     def run(self, task: int, output: TaskOutput) -> None:
         places: dict[int, list[tuple[int, int]]] = {}
         for table in _read_findings(self.directory, task):
             for found in table.select(["row", "start", "stop"]).to_pylist():
                 places.setdefault(found["row"], []).append((found["start"], found["stop"]))
-        first = 0
-        with output.documents() as writer:
-            for batch in read_batches(self.shards[task]):
-                output.statistics.add_read(batch)
-                here = {row - first: found for row, found in places.items() if 0 <= row - first < len(batch)}
-                kept = _without(batch, here, self.stage, output) if here else batch
-                output.statistics.add_written(kept)
-                writer.write(kept)
-                first += len(batch)
+
+        def left(batch: DocumentBatch, first: int) -> DocumentBatch:
+            here = {row - first: found for row, found in places.items() if 0 <= row - first < len(batch)}
+            return _without(batch, here, self.stage, output) if here else batch
+
+        pass_on(self.shards[task], output, left)
 
 
 def _without(

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 import pypdfium2 as pdfium
 
 from glmforge_corpus.extract.inputs import SourceFile
-from glmforge_corpus.extract.plain import read_whole
-from glmforge_corpus.extract.records import Context, Record
+from glmforge_corpus.extract.records import Context, Record, read_whole
 
 _HYPHEN = re.compile(r"([^\W\d_]{2,})[-\u00ad\u2010]$")
 _JOINED = re.compile(r"[\x02\ufffe](\r?\n)?")

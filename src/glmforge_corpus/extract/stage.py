@@ -22,7 +22,7 @@ from glmforge_corpus.pipeline.stage import Stage, StageContext, Step, TaskOutput
 
 # Format -> reader, and whether it makes batches itself. Imported by the task that meets the format.
 _READERS = {
-    "text": ("plain:read_text", False),
+    "text": ("records:read_text", False),
     "jsonl": ("jsonl:read_jsonl", True),
     "parquet": ("parquet:read_parquet", True),
     "html": ("web:read_html", False),

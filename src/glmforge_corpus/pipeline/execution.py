@@ -1,21 +1,23 @@
 """What it is to execute a step, and what is done when the process of a task dies.
 
 A task that raises has found something that its user must know of, and ends the run. A task whose process is killed
-(by the kernel for want of memory, or by its own crash in compiled code) has told nothing: it is run once more, by
+(by the kernel for want of memory, or by its own crash in compiled code) has reported nothing: it is run once more, by
 itself. If it dies again at the same part, which for the extraction is a file, that part is put aside as "killed its
 worker", and the task is run without it. What the other parts give is the same as if that one had never been there.
+
+`RunTasks` is a step as datatrove's executors for Slurm and Ray run it.
 """
 
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from glmforge.errors import DataError
-from glmforge_corpus.pipeline.task import PlannedStep, remove_partial_task
+from glmforge_corpus.pipeline.task import PlannedStep, remove_partial_task, run_task
 
 _log = logging.getLogger(__name__)
 
@@ -97,3 +99,30 @@ def _again(
 def begun(planned: PlannedStep, tasks: Iterable[int]) -> list[int]:
     """The tasks that are not done though a process began them: it was killed, or is at work still."""
     return [task for task in tasks if not planned.is_done(task) and planned.partial_directories(task)]
+
+
+POLL_SECONDS = 1.0
+"""How often a cluster's progress is looked at."""
+
+
+@dataclass
+class RunTasks:
+    """A step of ours as the one step of a datatrove pipeline: its rank r is our task `tasks[r]`."""
+
+    planned: PlannedStep
+    tasks: tuple[int, ...]
+
+    def __call__(self, data: object, rank: int = 0, world_size: int = 1) -> None:
+        run_task(self.planned, self.tasks[rank])
+
+
+@contextmanager
+def quiet_datatrove() -> Iterator[None]:
+    """The terminal shows our progress; what datatrove's tasks say is in files of the log directory."""
+    from loguru import logger
+
+    logger.disable("datatrove")
+    try:
+        yield
+    finally:
+        logger.enable("datatrove")

@@ -12,8 +12,7 @@ from typing import Any
 
 from glmforge.errors import DataError
 from glmforge.extras import needed_for
-from glmforge_corpus.pipeline.datatrove_steps import POLL_SECONDS, RunTasks, quiet_datatrove
-from glmforge_corpus.pipeline.execution import Executor, TaskDone, begun
+from glmforge_corpus.pipeline.execution import POLL_SECONDS, Executor, RunTasks, TaskDone, begun, quiet_datatrove
 from glmforge_corpus.pipeline.settings import RaySettings
 from glmforge_corpus.pipeline.task import PlannedStep, run_task
 

@@ -359,17 +359,21 @@ def _task_files(planned: Sequence[_PlannedStage], name: str) -> Iterator[Path]:
 
 
 def _publish_documents(shards: Sequence[Path], final: Path) -> None:
-    """The last stage's shards under plain names, without taking room where the file system has hard links."""
+    """The last stage's shards under plain names."""
+    publish_files([(shard, f"{number:05d}{''.join(shard.suffixes)}") for number, shard in enumerate(shards)], final)
+
+
+def publish_files(files: Sequence[tuple[Path, str]], final: Path) -> None:
+    """Files under new names in a directory that appears whole; hard links where the file system has them."""
     partial = final.with_name(final.name + ".partial")
     with disk_errors(final):
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        for number, shard in enumerate(shards):
-            target = partial / f"{number:05d}{''.join(shard.suffixes)}"
+        for path, name in files:
             try:
-                os.link(shard, target)
+                os.link(path, partial / name)
             except OSError:
-                shutil.copyfile(shard, target)
+                shutil.copyfile(path, partial / name)
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from glmforge.errors import DataError
 from glmforge.runtime.slurm import DIED, cancel, could_not_be_launched, end_states, is_queued
-from glmforge_corpus.pipeline.datatrove_steps import POLL_SECONDS, RunTasks, quiet_datatrove
-from glmforge_corpus.pipeline.execution import Executor, TaskDone, begun
+from glmforge_corpus.pipeline.execution import POLL_SECONDS, Executor, RunTasks, TaskDone, begun, quiet_datatrove
 from glmforge_corpus.pipeline.settings import SlurmSettings
 from glmforge_corpus.pipeline.task import PlannedStep
 

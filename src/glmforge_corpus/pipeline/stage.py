@@ -10,7 +10,7 @@ directory, publishes it whole, and never runs a task again that is published (`t
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Self
@@ -109,15 +109,14 @@ class Step(ABC):
 
 
 @dataclass(frozen=True)
-class PerShard(Step):
-    """A step with a task per shard, which sends the shard's documents on, batch by batch.
+class ShardStep(Step):
+    """A step with a task per shard.
 
     Attributes:
         shards: what comes in.
     """
 
     shards: Sequence[Path]
-    name: str = field(default="documents", kw_only=True)
 
     @property
     def num_tasks(self) -> int:  # type: ignore[override]
@@ -126,13 +125,27 @@ class PerShard(Step):
     def reads(self, task: int) -> str:
         return str(self.shards[task])
 
+
+def pass_on(shard: Path, output: TaskOutput, process: Callable[[DocumentBatch, int], DocumentBatch]) -> None:
+    """Send a shard's documents on: what `process(batch, row of its first document)` makes of each batch, counted."""
+    first = 0
+    with output.documents() as writer:
+        for batch in read_batches(shard):
+            output.statistics.add_read(batch)
+            made = process(batch, first)
+            first += len(batch)
+            output.statistics.add_written(made)
+            writer.write(made)
+
+
+@dataclass(frozen=True)
+class PerShard(ShardStep):
+    """A step that sends each shard's documents on, batch by batch."""
+
+    name: str = field(default="documents", kw_only=True)
+
     def run(self, task: int, output: TaskOutput) -> None:
-        with output.documents() as writer:
-            for batch in read_batches(self.shards[task]):
-                output.statistics.add_read(batch)
-                made = self.process(batch, output)
-                output.statistics.add_written(made)
-                writer.write(made)
+        pass_on(self.shards[task], output, lambda batch, _: self.process(batch, output))
 
     @abstractmethod
     def process(self, batch: DocumentBatch, output: TaskOutput) -> DocumentBatch:

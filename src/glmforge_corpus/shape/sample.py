@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from glmforge.config.model import refuse
 from glmforge.data.documents.batch import DocumentBatch, read_batches
-from glmforge_corpus.pipeline.stage import PerShard, Stage, StageContext, Step, TaskOutput
+from glmforge_corpus.pipeline.stage import PerShard, ShardStep, Stage, StageContext, Step, TaskOutput
 
 _KEYS = "keys.npz"
 
@@ -54,18 +54,13 @@ class Sample(Stage):
 
 
 @dataclass(frozen=True)
-class _Smallest(Step):
+class _Smallest(ShardStep):
     """Per shard and group, the smallest hashes: what may be in the sample."""
 
-    shards: Sequence[Path]
     seed: int
     by: str
     documents: int
     name: str = "keys"
-
-    @property
-    def num_tasks(self) -> int:  # type: ignore[override]
-        return len(self.shards)
 
     def run(self, task: int, output: TaskOutput) -> None:
         smallest: dict[str, NDArray[np.uint64]] = {}

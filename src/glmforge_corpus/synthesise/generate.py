@@ -33,22 +33,12 @@ LANGUAGES = ("en", "zh")
 CHINESE_SHARE = 0.3
 
 _REPLIES = (
-    "The answer is ${b}$.",
-    "So the answer is ${b}$.",
-    "Answer: ${b}$",
-    "Therefore, the result is ${b}$.",
-    "This gives ${b}$.",
-    "Hence the answer: ${b}$.",
-    "We get ${b}$.",
-)
+    "The answer is ${b}$.", "So the answer is ${b}$.", "Answer: ${b}$", "Therefore, the result is ${b}$.",
+    "This gives ${b}$.", "Hence the answer: ${b}$.", "We get ${b}$.",
+)  # fmt: skip
 _REPLIES_ZH = (
-    "答案是 ${b}$。",
-    "所以答案是 ${b}$。",
-    "因此结果为 ${b}$。",
-    "由此得 ${b}$。",
-    "于是答案为 ${b}$。",
-    "答：${b}$。",
-)
+    "答案是 ${b}$。", "所以答案是 ${b}$。", "因此结果为 ${b}$。", "由此得 ${b}$。", "于是答案为 ${b}$。", "答：${b}$。",
+)  # fmt: skip
 _SHOWN_STEPS = 4
 """So many of the last steps stand in the reply itself; all of them are in its reasoning."""
 _MAX_TRIES = 400

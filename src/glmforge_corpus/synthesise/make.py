@@ -8,8 +8,6 @@
   .work/                        finished tasks
 """
 
-import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,8 +15,8 @@ from typing import Any
 
 import orjson
 
-from glmforge.data.files import disk_errors, write_whole
-from glmforge_corpus.pipeline.run import StepProgress, run_stages
+from glmforge.data.files import write_whole
+from glmforge_corpus.pipeline.run import StepProgress, publish_files, run_stages
 from glmforge_corpus.pipeline.stage import DOCUMENTS, QUARANTINE, REPORT
 from glmforge_corpus.pipeline.statistics import Statistics, dump_json
 from glmforge_corpus.synthesise.stage import MESSAGES, Problems
@@ -46,8 +44,8 @@ def make_problems(
     """
     shards, (statistics,) = run_stages([options], directory, seed=seed, workers=workers, redo=redo, progress=progress)
     tasks = [shard.parent for shard in shards]
-    _publish([(task / DOCUMENTS, f"{task.name}.parquet") for task in tasks], directory / "documents")
-    _publish([(task / MESSAGES, f"{task.name}.jsonl") for task in tasks], directory / "messages")
+    publish_files([(task / DOCUMENTS, f"{task.name}.parquet") for task in tasks], directory / "documents")
+    publish_files([(task / MESSAGES, f"{task.name}.jsonl") for task in tasks], directory / "messages")
     candidates = tasks[0].parent.with_name("candidates")
     refused = [path.read_bytes() for path in sorted(candidates.glob(f"*/{QUARANTINE}"))]
     write_whole(directory / "quarantine.jsonl", b"".join(refused))
@@ -77,18 +75,3 @@ def _report(options: Problems, seed: int, statistics: Statistics, tasks: Sequenc
         "templates": dict(sorted(templates.items())),
         "cpu_seconds": round(statistics.seconds, 3),
     }
-
-
-def _publish(files: Sequence[tuple[Path, str]], final: Path) -> None:
-    """Finished files under plain names, in a directory that appears whole; hard links where there are such."""
-    partial = final.with_name(final.name + ".partial")
-    with disk_errors(final):
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        for path, name in files:
-            try:
-                os.link(path, partial / name)
-            except OSError:
-                shutil.copyfile(path, partial / name)
-        shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)

@@ -1,12 +1,33 @@
-"""A problem whose answer can be checked, and the forms in which it is written down."""
+"""A problem whose answer can be checked, the forms in which it is written, and when two questions are the same."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import xxhash
+
 from glmforge.data.chat_template.template import render
 from glmforge_corpus.synthesise.draw import Draw
+
+_NUMBER = re.compile(r"\d+(?:[.,:]\d+)*")
+
+
+def normalised_question(question: str) -> str:
+    """Without case and layout."""
+    return " ".join(question.casefold().split())
+
+
+def question_hash(question: str) -> bytes:
+    """16 bytes, equal for equal questions."""
+    return xxhash.xxh3_128_digest(normalised_question(question).encode())
+
+
+def pattern_hash(question: str) -> int:
+    """64 bits of the question with all numbers alike: what is left of it is its template, names included."""
+    return xxhash.xxh3_64_intdigest(_NUMBER.sub("0", normalised_question(question)).encode())
+
 
 LEVELS = (1, 2, 3, 4, 5)
 

@@ -4,10 +4,17 @@ Steps: *candidates*, a task per range of indices of one family and level, makes 
 has the independent checker go over each, and looks for evaluation items in them; *choice*, one task, takes the first
 of each question, in the order of families, levels and indices; *documents*, a task per range again, writes what was
 chosen, as documents and as conversations. Nothing depends on the number of tasks or workers but the files' names.
+
+`decontaminate.contamination` leaves out n-grams that prove nothing, such as rows of numbers, because web text is full
+of them. Here a problem more or less costs nothing, so the plain rule of GPT-3 (arXiv:2005.14165, appendix C) is applied
+as well: no run of 13 words in common. Such a run holds one of the blocks of 7 that a text is cut into: only those are
+looked up, and texts with a hit are gone over in full.
 """
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -17,16 +24,57 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from glmforge.config.model import refuse
-from glmforge.data.documents.batch import DocumentBatch, read_batches
+from glmforge.data.documents.batch import DocumentBatch
 from glmforge_corpus.decontaminate.contamination import Matching, load_once
-from glmforge_corpus.decontaminate.evaluation_sets import EvaluationSet
-from glmforge_corpus.pipeline.stage import DOCUMENTS, REPORT, Stage, StageContext, Step, TaskOutput, task_directory
+from glmforge_corpus.decontaminate.evaluation_sets import EvaluationSet, read_items
+from glmforge_corpus.pipeline.stage import (
+    DOCUMENTS,
+    REPORT,
+    Stage,
+    StageContext,
+    Step,
+    TaskOutput,
+    pass_on,
+    task_directory,
+)
 from glmforge_corpus.pipeline.statistics import dump_json
 from glmforge_corpus.synthesise.check import why_wrong
 from glmforge_corpus.synthesise.generate import FAMILIES, LANGUAGES, make_problem
-from glmforge_corpus.synthesise.overlap import runs_of
-from glmforge_corpus.synthesise.problem import LEVELS, Problem
-from glmforge_corpus.synthesise.questions import pattern_hash, question_hash
+from glmforge_corpus.synthesise.problem import LEVELS, Problem, pattern_hash, question_hash
+
+RUN = 13
+_BLOCK = (RUN + 1) // 2
+_WORD = re.compile(r"[\u3400-\u9fff]|[^\W_\u3400-\u9fff]+")
+
+
+def _grams(words: Sequence[str], size: int, stride: int = 1) -> Iterable[str]:
+    return (" ".join(words[i : i + size]) for i in range(0, len(words) - size + 1, stride))
+
+
+class Runs:
+    """The runs of some texts, to be looked for in others."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self._runs, self._blocks = set[str](), set[str]()
+        for text in texts:
+            words = _WORD.findall(text.casefold())
+            if len(words) >= RUN:
+                self._runs.update(_grams(words, RUN))
+                self._blocks.update(_grams(words, _BLOCK))
+
+    def meet(self, text: str) -> bool:
+        """Whether `RUN` words in a row of `text` stand in one of the texts."""
+        words = _WORD.findall(text.casefold())
+        if not any(block in self._blocks for block in _grams(words, _BLOCK, _BLOCK)):
+            return False
+        return any(run in self._runs for run in _grams(words, RUN))
+
+
+@lru_cache(maxsize=1)
+def runs_of(against: tuple[EvaluationSet, ...]) -> Runs:
+    """Of all items of evaluation sets; kept for the next task of this process."""
+    return Runs(text for one in against for item in read_items(one) for _, text in (*item.passages, *item.joined))
+
 
 MESSAGES = "messages.jsonl"
 """The file in a task's directory that holds its conversations."""
@@ -249,17 +297,16 @@ class _Documents(Step):
             chosen = stored["chosen"][start:stop]
         templates: dict[str, int] = {}
         candidates = task_directory(self.stage_directory, _Candidates.name, task) / DOCUMENTS
-        row = 0
-        with output.documents() as writer, (output.directory / MESSAGES).open("wb") as file:
-            for batch in read_batches(candidates):
-                output.statistics.add_read(batch)
-                kept = batch.keep(chosen[row : row + len(batch)])
-                row += len(batch)
-                output.statistics.add_written(kept)
-                writer.write(kept)
-                for line in kept.table.column("metadata").to_pylist():
-                    file.write(line.encode() + b"\n")
-                    record = orjson.loads(line)
-                    key = f"{record['family']}, level {record['level']}, {record['template']}"
-                    templates[key] = templates.get(key, 0) + 1
+
+        def chosen_of(batch: DocumentBatch, row: int) -> DocumentBatch:
+            kept = batch.keep(chosen[row : row + len(batch)])
+            for line in kept.table.column("metadata").to_pylist():
+                file.write(line.encode() + b"\n")
+                record = orjson.loads(line)
+                key = f"{record['family']}, level {record['level']}, {record['template']}"
+                templates[key] = templates.get(key, 0) + 1
+            return kept
+
+        with (output.directory / MESSAGES).open("wb") as file:
+            pass_on(candidates, output, chosen_of)
         (output.directory / REPORT).write_bytes(dump_json({"templates": templates}))

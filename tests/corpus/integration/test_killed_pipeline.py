@@ -12,27 +12,9 @@ import pytest
 from helpers.corpus_runs import finished_tasks, published, run_to_its_end, run_until_killed
 
 WORDS = [
-    "the",
-    "be",
-    "to",
-    "of",
-    "and",
-    "that",
-    "have",
-    "with",
-    "a",
-    "house",
-    "river",
-    "stands",
-    "near",
-    "small",
-    "quickly",
-    "garden",
-    "people",
-    "often",
-    "came",
-    "before",
-]
+    "the", "be", "to", "of", "and", "that", "have", "with", "a", "house", "river", "stands", "near", "small", "quickly",
+    "garden", "people", "often", "came", "before",
+]  # fmt: skip
 
 
 @pytest.fixture

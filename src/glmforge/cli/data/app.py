@@ -12,7 +12,7 @@ from glmforge.cli.data import chat, mixture, needles, tokens
 
 app = typer.Typer(no_args_is_help=True, help="From raw documents to clean, deduplicated, packed token shards.")
 
-_corpus = import_module("glmforge_corpus.cli.commands")
+_corpus = import_module("glmforge_corpus.cli")
 _PANELS = {
     **_corpus.PANELS,
     "Tokens": (

@@ -1,24 +1,83 @@
 """Formulas of a page as TeX, before its text is read.
 
-A page says a formula in several ways at once: what the browser draws, what a screen reader is told, and often the
+A page says a formula in several ways at once: what the browser draws, what a screen reader says, and often the
 author's TeX. Read as text they come out two or three times over, with fractions and exponents lost. Each formula is
 therefore replaced by one piece of text, `$...$`, or `$$...$$` in a block of its own where it is displayed:
 
 * MathJax 2 keeps TeX in `<script type="math/tex">`; what it drew stands before it and is removed.
 * KaTeX, LaTeXML, Wikipedia and others put TeX into MathML, as an annotation or as `alttext`.
 * Formulas that are pictures (WordPress, Wikipedia) have it as `alt`.
-* MathML without TeX is written as TeX by `mathml.py`.
+* MathML without TeX is written as TeX, presentation elements only; symbols stay the Unicode characters that they are.
 
 TeX that stands in the text between delimiters is text and stays as it is.
 """
 
 import re
+from collections.abc import Callable
 from typing import Final
 
 from resiliparse.parse.html import HTMLTree
 from resiliparse.parse.html.node import ElementNode, Node
 
-from glmforge_corpus.extract.html.mathml import mathml_to_tex
+_DEEPEST: Final = 100
+"""Levels below which a formula is only its text: nobody wrote it."""
+
+_LETTERS: Final = frozenset({"mi", "mn", "mo", "mtext", "ms"})
+
+
+def mathml_to_tex(math: ElementNode) -> str:
+    """The formula in a `math` element; empty if there is none."""
+    return " ".join(_write(math, 0).split())
+
+
+def _children(node: ElementNode) -> list[ElementNode]:
+    return [child for child in node.child_nodes if isinstance(child, ElementNode)]
+
+
+def _write(node: ElementNode, depth: int) -> str:
+    tag = (node.tag or "").rpartition(":")[2].lower()
+    if tag in _LETTERS or depth > _DEEPEST:
+        text = " ".join((node.text or "").split())
+        if tag == "mtext" and text:
+            return rf"\text{{{text}}}"
+        return rf"\mathrm{{{text}}}" if tag == "mi" and len(text) > 1 and text.isascii() else text
+    if tag in ("annotation", "annotation-xml"):
+        return ""
+    children = _children(node)
+    if tag == "semantics":
+        children = children[:1]
+    form = _FORMS.get(tag)
+    if form is not None and len(children) == form[0]:
+        return form[1](*(_write(child, depth + 1) for child in children))
+    if tag == "mtable":
+        return r" \\ ".join(_write(row, depth + 1) for row in children)
+    if tag in ("mtr", "mlabeledtr"):
+        return " & ".join(_write(cell, depth + 1) for cell in children)
+    inner = " ".join(_write(child, depth + 1) for child in children)
+    if tag == "msqrt":
+        return rf"\sqrt{{{inner}}}"
+    if tag == "mfenced":
+        opened, closed = node.getattr("open") or "(", node.getattr("close") or ")"
+        separator = (node.getattr("separators") or ",").strip()[:1]
+        return opened + f"{separator} ".join(_write(child, depth + 1) for child in children) + closed
+    return inner
+
+
+def _base(text: str) -> str:
+    return text if len(text) <= 1 else f"{{{text}}}"
+
+
+_FORMS: Final[dict[str, tuple[int, Callable[..., str]]]] = {
+    "mfrac": (2, lambda over, under: rf"\frac{{{over}}}{{{under}}}"),
+    "msup": (2, lambda base, above: f"{_base(base)}^{{{above}}}"),
+    "msub": (2, lambda base, below: f"{_base(base)}_{{{below}}}"),
+    "msubsup": (3, lambda base, below, above: f"{_base(base)}_{{{below}}}^{{{above}}}"),
+    "mover": (2, lambda base, above: f"{_base(base)}^{{{above}}}"),
+    "munder": (2, lambda base, below: f"{_base(base)}_{{{below}}}"),
+    "munderover": (3, lambda base, below, above: f"{_base(base)}_{{{below}}}^{{{above}}}"),
+    "mroot": (2, lambda base, index: rf"\sqrt[{index}]{{{base}}}"),
+}
+
 
 _SIGNS: Final = ("<math", 'type="math/tex', "mwe-math", 'class="latex', 'class="tex"')
 _DRAWN: Final = (

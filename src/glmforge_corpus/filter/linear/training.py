@@ -1,14 +1,14 @@
-"""From two sets of seed documents to a classifier with figures that can be trusted.
+"""From two sets of seed documents to a classifier, with figures measured on held-out documents.
 
 Documents are split three ways by a hash of their text, so that the parts do not depend on the order of files and a
-text that stands twice is never on both sides: most are learned from, a share calibrates the probabilities, an equal
-share is held out: its figures are printed and stored, and the thresholds of the buckets are chosen on it. (Those are
-two numbers from hundreds of documents; the figures *at* them are a little kinder than those of new documents.)
-Texts that both sets hold say nothing and are left out, and near-duplicates should be removed before.
+repeated text is never on both sides: most are for training, a share calibrates the probabilities, an equal share is
+held out: its figures are printed and stored, and the thresholds of the buckets are chosen on it. (Those are two
+numbers from hundreds of documents; the figures *at* them are a little kinder than those of new documents.) Texts in
+both sets are left out, and near-duplicates should be removed before.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,20 +18,79 @@ from numpy.typing import NDArray
 
 from glmforge.data.documents.batch import DocumentBatch
 from glmforge.errors import DataError
-from glmforge_corpus.filter.linear.classifier import (
-    Features,
-    LinearClassifier,
-    Training,
-    fit_platt,
-    train_classifier,
-)
-from glmforge_corpus.filter.linear.figures import (
-    THRESHOLDS_SHOWN,
-    Figures,
-    area_under_curve,
-    choose_thresholds,
-    figures_at,
-)
+from glmforge_corpus.filter.linear.classifier import Features, LinearClassifier, Training, fit_platt, train_classifier
+
+THRESHOLDS_SHOWN = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a threshold keeps: documents of at least this probability are taken for positive.
+
+    Attributes:
+        precision: share of positives among what is kept; NaN where nothing is kept.
+        recall: share of the positives that is kept.
+        f1: harmonic mean of the two.
+        kept: share of all documents.
+    """
+
+    threshold: float
+    precision: float
+    recall: float
+    f1: float
+    kept: float
+
+    def to_json(self) -> dict[str, float | None]:
+        return {name: None if value != value else round(value, 6) for name, value in asdict(self).items()}
+
+
+def figures_at(labels: NDArray[np.bool_], probabilities: NDArray[np.floating], threshold: float) -> Figures:
+    """The figures of one threshold; `labels` must have a positive one."""
+    kept = probabilities >= threshold
+    right, num_kept, positives = int(np.sum(kept & labels)), int(kept.sum()), int(labels.sum())
+    precision = right / num_kept if num_kept else float("nan")
+    return Figures(threshold, precision, right / positives, 2 * right / (num_kept + positives), num_kept / len(labels))
+
+
+def area_under_curve(labels: NDArray[np.bool_], scores: NDArray[np.floating]) -> float:
+    """Probability that a positive scores above a negative, ties counted half (Mann-Whitney); NaN without either."""
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    positives = int(labels.sum())
+    pairs = positives * (len(labels) - positives)
+    return float((ranks[labels].sum() - positives * (positives + 1) / 2) / pairs) if pairs else float("nan")
+
+
+def choose_thresholds(
+    labels: NDArray[np.bool_], probabilities: NDArray[np.floating], high_precision: float, low_recall: float
+) -> tuple[float, float]:
+    """(low, high): bounds of the buckets low < medium < high.
+
+    `high` is the smallest threshold from which on precision is at least `high_precision`; `low` the largest one whose
+    recall is at least `low_recall`, so that at most 1 - low_recall of the positives are in bucket "low". On easy data
+    the first lies below the second; either of them then keeps both promises, and the smaller becomes `low`, the larger
+    `high`: what lies between them is what the classifier is least sure of.
+
+    Raises:
+        DataError: no threshold reaches that precision.
+    """
+    order = np.argsort(-probabilities, kind="stable")
+    sorted_probabilities = probabilities[order].astype(np.float64)
+    hits = np.cumsum(labels[order])
+    last_of_value = np.append(np.diff(sorted_probabilities) != 0, True)
+    thresholds, hits, kept = sorted_probabilities[last_of_value], hits[last_of_value], np.flatnonzero(last_of_value) + 1
+    precision, recall = hits / kept, hits / labels.sum()
+    reached = np.flatnonzero(precision >= high_precision)
+    if not len(reached):
+        best = int(np.argmax(precision))
+        raise DataError(
+            f"--high-precision {high_precision}: no threshold reaches it on the {len(labels):,} held-out documents "
+            f"(best: {precision[best]:.3f} at {thresholds[best]:.3f}): lower it, or give clearer or more seeds"
+        )
+    below = float(thresholds[np.flatnonzero(recall >= low_recall)[0]])
+    low, high = sorted((below, float(thresholds[reached[-1]])))
+    return low, high
+
 
 MIN_HELD_OUT = 20
 """Documents per label on which calibration and figures mean anything at all."""

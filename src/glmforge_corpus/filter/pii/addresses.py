@@ -15,9 +15,9 @@ What is not masked, because masking it would damage text and protect nobody:
 
 import ipaddress
 import re
+from importlib.resources import files
 
 from glmforge_corpus.filter.pii.rule import LEAD, Window
-from glmforge_corpus.filter.pii.top_level_domains import TOP_LEVEL_DOMAINS
 
 _EMAIL = re.compile(
     rb"[A-Za-z0-9_+](?:[A-Za-z0-9._%+'-]*[A-Za-z0-9_+-])?@(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.)+[A-Za-z]{2,24}"
@@ -25,6 +25,11 @@ _EMAIL = re.compile(
 _RESERVED_DOMAIN = re.compile(
     rb"(?i)(?:^|\.)(?:example\.(?:com|net|org|edu)|example|test|invalid|localhost|local|localdomain)$"
 )
+TOP_LEVEL_DOMAINS = frozenset(
+    b" ".join(files(__package__).joinpath("top_level_domains.txt").read_bytes().splitlines()[1:]).split()
+)
+"""`q@k.transpose` has the form of an address, but there is no domain "transpose"."""
+
 _METHODS = frozenset(b"call cat data dot int is map mm name new prod read run to zip".split())
 """Top-level domains that are more often a function or an attribute behind a matrix: `x@w.to(device)`, `A@B.data`."""
 _NEVER_MAIL = frozenset(b"data map prod zip mov".split())

@@ -1,9 +1,9 @@
 """Personal data and keys, replaced by tokens: `<email>`, `<phone>`, `<ip>` and so on.
 
 A compiled pass over the batch finds candidates (`scan.py`), rules with check digits decide about each
-(`rules.py`, `addresses.py`); Hyperscan finds the marks of keys (`keys.py`) and the names of passwords
-(`credentials.py`). Ordinary text is hardly touched by anything
-but the two scans. The rules are conservative: what cannot be told from a version, a date or an article number stays.
+(`rules.py`, `addresses.py`); Hyperscan finds the marks of keys and the names of passwords (`secrets.py`). Ordinary text
+is hardly touched by anything but the two scans. The rules are conservative: what may be a version, a date or an article
+number stays.
 The tokens are none of the things that they replace.
 """
 
@@ -26,12 +26,20 @@ from glmforge_corpus.filter.pii.addresses import (
     email_span,
     ipv4_spans,
 )
-from glmforge_corpus.filter.pii.credentials import BEFORE, BEHIND, SCAN, credential_span
-from glmforge_corpus.filter.pii.keys import SECRET_MARKS, secret_may_begin, secret_reach, secret_span
 from glmforge_corpus.filter.pii.rule import LEAD, TAIL, Window
 from glmforge_corpus.filter.pii.rules import RULES, rules_for
 from glmforge_corpus.filter.pii.scan import DOTTED, EMAIL, NUMBER, find_candidates
-from glmforge_corpus.filter.toxicity.word_lists import scan_runs
+from glmforge_corpus.filter.pii.secrets import (
+    BEFORE,
+    BEHIND,
+    SCAN,
+    SECRET_MARKS,
+    credential_span,
+    secret_may_begin,
+    secret_reach,
+    secret_span,
+)
+from glmforge_corpus.filter.word_lists import scan_runs
 
 Kind = Literal["email", "phone", "ip", "mac", "card", "iban", "national_id", "secret"]
 KINDS: tuple[Kind, ...] = ("secret", "email", "iban", "card", "national_id", "ip", "mac", "phone")

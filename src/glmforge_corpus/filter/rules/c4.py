@@ -25,11 +25,9 @@ from pydantic import Field
 
 from glmforge.data.documents.batch import DocumentBatch
 from glmforge_corpus.block import Outcome
-from glmforge_corpus.filter.rules import line_rule_kernels as kernels
-from glmforge_corpus.filter.rules import phrase_kernels as phrases
+from glmforge_corpus.filter.rules import c4_kernel as kernels
 from glmforge_corpus.filter.rules.language_limits import UNTERMINATED_LANGUAGES, WHOLE_LINE_LANGUAGES
-from glmforge_corpus.filter.rules.languages import ENGLISH, PROGRAMS
-from glmforge_corpus.filter.rules.prose import ProseBlock
+from glmforge_corpus.filter.rules.prose import ENGLISH, PROGRAMS, ProseBlock
 from glmforge_corpus.words.characters import character_table
 
 _LINE_COUNTS = {
@@ -70,16 +68,16 @@ class C4(ProseBlock):
         options[kernels.MAX_WORD_LENGTH] = self.max_word_length
         options[kernels.REMOVE_CITATIONS] = self.remove_citations
         options[kernels.MIN_SENTENCES] = self.min_sentences
-        rules = {phrases.JAVASCRIPT_RULE: self.javascript, phrases.POLICY_RULE: self.policy}
-        rules |= {phrases.LOREM_IPSUM_RULE: self.lorem_ipsum, phrases.CURLY_BRACKET_RULE: self.curly_bracket}
+        rules = {kernels.JAVASCRIPT_RULE: self.javascript, kernels.POLICY_RULE: self.policy}
+        rules |= {kernels.LOREM_IPSUM_RULE: self.lorem_ipsum, kernels.CURLY_BRACKET_RULE: self.curly_bracket}
         options[kernels.PHRASES] = sum(rule for rule, wanted in rules.items() if wanted)
         modes = self._modes(batch)
         text, offsets, counts, failures = kernels.keep_sentences(
             batch.text_bytes, batch.text_offsets, modes, options, character_table()
         )
         failed = {
-            "lorem ipsum": failures & phrases.LOREM_IPSUM_RULE > 0,
-            "curly bracket": failures & phrases.CURLY_BRACKET_RULE > 0,
+            "lorem ipsum": failures & kernels.LOREM_IPSUM_RULE > 0,
+            "curly bracket": failures & kernels.CURLY_BRACKET_RULE > 0,
             "too few sentences": failures & kernels.FEW_SENTENCES > 0,
             "too few long lines": failures & kernels.FEW_LONG_LINES > 0,
             "nothing left": failures & kernels.NOTHING_LEFT > 0,

@@ -14,14 +14,13 @@ from pydantic import Field
 from glmforge.data.documents.batch import DocumentBatch
 from glmforge_corpus.block import Outcome
 from glmforge_corpus.filter.rules.language_limits import FINEWEB2_DUPLICATE_CHARACTERS
-from glmforge_corpus.filter.rules.languages import DocumentLanguages
-from glmforge_corpus.filter.rules.line_kernels import (
+from glmforge_corpus.filter.rules.prose import SHORT_LINE, DocumentLanguages, ProseBlock, above, share
+from glmforge_corpus.filter.rules.repetition import (
     DUPLICATE_FULL_CHARACTERS,
     ENDED_LINES,
     FULL_LINES,
     SHORT_LINES,
 )
-from glmforge_corpus.filter.rules.prose import SHORT_LINE, ProseBlock, above, share
 from glmforge_corpus.filter.rules.shared_counts import lines_of_batch, words_of_batch
 from glmforge_corpus.words.word_kernels import CHARACTERS, NEWLINES, WORDS
 

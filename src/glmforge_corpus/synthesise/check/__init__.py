@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from glmforge.verify.answers import final_answer, same_answer
-from glmforge_corpus.synthesise.check import algebra, composed, logic, numeric, programs, tables, tool_calls
+from glmforge_corpus.synthesise.check import algebra, logic, numeric, programs, tables, tool_calls
 from glmforge_corpus.synthesise.check.formulas import Unreadable, Values, formulas, number, wrong_statement
 
 _TEXT_CHECKS = {**logic.CHECKS, **programs.CHECKS, **tables.CHECKS}
@@ -47,7 +47,7 @@ def _why_wrong(record: Mapping[str, Any]) -> str | None:
         if worlds is None:
             return "wrong answer"
         return _wrong_step(reasoning, worlds) or _ends_elsewhere(template, reasoning, answer)
-    if not {**numeric.CHECKS, **composed.CHECKS}[template](question, answer):
+    if not numeric.CHECKS[template](question, answer):
         return "wrong answer"
     return _wrong_step(reasoning, []) or _ends_elsewhere(template, reasoning, answer)
 

@@ -1,12 +1,16 @@
-"""Many requests at a time, each paid once.
+"""Many requests at a time, each paid once, under a cap on their cost.
 
 What the journal has is not asked again. What is asked is written there before and after, so that a run killed at
 any moment pays again for nothing but what was in flight.
+
+Before an attempt goes out, the most that it can cost is set aside: a token per byte of the prompt (a byte-level
+tokenizer never makes more), some for the chat template, and all tokens that the reply may have. The real cost takes
+its place when the reply is there. So replies in flight can never take the sum over the cap.
 """
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -15,9 +19,67 @@ from pydantic import Field, model_validator
 from glmforge.config.model import Strict, refuse
 from glmforge.endpoint import Attempt, Endpoint, ask_again, url_fault
 from glmforge.errors import DataError
-from glmforge_corpus.synthesise.endpoint.budget import Budget, Prices
+from glmforge_corpus.synthesise.endpoint.inputs import Request
 from glmforge_corpus.synthesise.endpoint.journal import Journal
-from glmforge_corpus.synthesise.endpoint.prompts import Request
+
+TEMPLATE_TOKENS = 256
+"""Set aside for what a chat template may add to the prompt of a request."""
+
+_PER = 1e6
+
+
+class Prices(Strict):
+    """Money per million tokens."""
+
+    prompt: float = Field(default=0.0, ge=0, description="per million prompt tokens")
+    completion: float = Field(default=0.0, ge=0, description="per million completion tokens, reasoning included")
+
+    def most(self, prompt_bytes: int, max_tokens: int) -> float:
+        """The most that a request can cost."""
+        return ((prompt_bytes + TEMPLATE_TOKENS) * self.prompt + max_tokens * self.completion) / _PER
+
+    def cost(self, usage: Mapping[str, Any] | None, most: float) -> float:
+        """Of a reply with this `usage`; without one it counts as the most it could have been."""
+        counts = [(usage or {}).get(name) for name in ("prompt_tokens", "completion_tokens")]
+        if not all(isinstance(count, int) and count >= 0 for count in counts):
+            return most
+        prompt, completion = counts
+        assert isinstance(prompt, int)
+        assert isinstance(completion, int)
+        return (prompt * self.prompt + completion * self.completion) / _PER
+
+
+class Budget:
+    """Money that is spent, and money set aside for what is in flight.
+
+    Args:
+        cap: infinite for none.
+        spent: by earlier runs.
+    """
+
+    def __init__(self, cap: float, spent: float = 0.0) -> None:
+        self.cap, self.spent, self.reserved = cap, spent, 0.0
+        self._in_flight = 0
+        self._changed = asyncio.Condition()
+
+    async def reserve(self, most: float) -> bool:
+        """Set money aside, waiting for replies in flight if need be. False: the cap does not allow it."""
+        async with self._changed:
+            while self.spent + self.reserved + most > self.cap:
+                if self._in_flight == 0:
+                    return False
+                await self._changed.wait()
+            self.reserved += most
+            self._in_flight += 1
+            return True
+
+    async def settle(self, most: float, cost: float) -> None:
+        """Put what an attempt has cost in the place of what was set aside for it."""
+        async with self._changed:
+            self._in_flight -= 1
+            self.reserved = self.reserved - most if self._in_flight else 0.0
+            self.spent += cost
+            self._changed.notify_all()
 
 
 class Server(Strict):

@@ -25,11 +25,10 @@ from glmforge.data.documents.document import Document
 from glmforge.data.files import write_whole
 from glmforge_corpus.pipeline.statistics import dump_json
 from glmforge_corpus.synthesise.endpoint.ask import OnProgress, Server, Tally, ask_all
-from glmforge_corpus.synthesise.endpoint.inputs import Question
+from glmforge_corpus.synthesise.endpoint.inputs import Question, Request, load_template, make_request, parse_questions
 from glmforge_corpus.synthesise.endpoint.journal import Journal
 from glmforge_corpus.synthesise.endpoint.judge import REASONS, Judgement, Reply, guess_kind, judge, read_reply
-from glmforge_corpus.synthesise.endpoint.prompts import Request, load_template, make_request, parse_questions
-from glmforge_corpus.synthesise.questions import question_hash
+from glmforge_corpus.synthesise.problem import question_hash
 
 
 class Sampling(Strict):

@@ -136,25 +136,16 @@ def _paren(text: str) -> str:
 
 
 _PERCENT = (
-    "What is {p}% of {n}?",
-    "Find {p}% of {n}.",
-    "Calculate {p} percent of {n}.",
-    "Work out {p}% of {n}.",
+    "What is {p}% of {n}?", "Find {p}% of {n}.", "Calculate {p} percent of {n}.", "Work out {p}% of {n}.",
     "A sample is {p}% of a lot of {n} g. How many grams is the sample?",
     "If {p}% of a class fund of {n} dollars is spent, how many dollars are spent?",
     "A journey is {p}% done. How many kilometres is that if the whole way is {n} km?",
-    "A bank pays {p}% interest a year. How many dollars is that on {n} dollars?",
-    "How much is {p}% of {n}?",
-)
+    "A bank pays {p}% interest a year. How many dollars is that on {n} dollars?", "How much is {p}% of {n}?",
+)  # fmt: skip
 _PERCENT_ZH = (
-    "{n}的{p}%是多少？",
-    "求{n}的{p}%。",
-    "{n}克的{p}%是多少克？",
-    "一批货物重{n}千克，已运走{p}%，运走了多少千克？",
-    "本金{n}元，年利率{p}%，一年的利息是多少元？",
-    "{n}页的书已看了{p}%，看了多少页？",
-    "计算：{n}的百分之{p}是多少？",
-)
+    "{n}的{p}%是多少？", "求{n}的{p}%。", "{n}克的{p}%是多少克？", "一批货物重{n}千克，已运走{p}%，运走了多少千克？", "本金{n}元，年利率{p}%，一年的利息是多少元？",
+    "{n}页的书已看了{p}%，看了多少页？", "计算：{n}的百分之{p}是多少？",
+)  # fmt: skip
 _WHOLE = (
     "{n} is {p}% of which number?",
     "What is that number of which {n} is {p}%?",
@@ -163,11 +154,8 @@ _WHOLE = (
     "Given that {n} equals {p}% of a number, find that number.",
 )
 _WHOLE_ZH = (
-    "{n}是哪个数的{p}%？",
-    "一个数的一部分是{n}，恰好占它的{p}%。这个数是多少？",
-    "{n}占哪个数的{p}%？",
-    "已知{n}等于某数的{p}%，求这个数。",
-)
+    "{n}是哪个数的{p}%？", "一个数的一部分是{n}，恰好占它的{p}%。这个数是多少？", "{n}占哪个数的{p}%？", "已知{n}等于某数的{p}%，求这个数。",
+)  # fmt: skip
 
 
 def percent(draw: Draw, level: int, zh: bool) -> Draft:
@@ -186,11 +174,8 @@ def percent(draw: Draw, level: int, zh: bool) -> Draft:
 _LARGEST = ("Which of these fractions is the largest: {f}?", "Which fraction is greatest among {f}?", "Compare {f}. Which one is the largest?", "Runners have done {f} of the course. What is the largest of these fractions?", "Of the fractions {f}, which one is the greatest?",
             "Compare the fractions {f}. Which one is largest?")  # fmt: skip
 _LARGEST_ZH = (
-    "下列分数中哪个最大：{f}？",
-    "在{f}中，哪个分数最大？",
-    "几位同学分别看完全书的{f}，其中最大的分数是哪个？",
-    "比较分数{f}的大小，最大的是哪个？",
-)
+    "下列分数中哪个最大：{f}？", "在{f}中，哪个分数最大？", "几位同学分别看完全书的{f}，其中最大的分数是哪个？", "比较分数{f}的大小，最大的是哪个？",
+)  # fmt: skip
 
 
 def largest_fraction(draw: Draw, level: int, zh: bool) -> Draft:
@@ -212,12 +197,9 @@ def largest_fraction(draw: Draw, level: int, zh: bool) -> Draft:
 _MISSING = ("Which number belongs in the box? $\\square {t} = {r}$", "Solve for the box: $\\square {t} = {r}$", "Somebody has wiped out a number: $\\square {t} = {r}$. What was it?", "What has to stand in place of the box so that $\\square {t} = {r}$ is true?", "Find the number that the box stands for: $\\square {t} = {r}$",
             "Fill in the missing number: $\\square {t} = {r}$")  # fmt: skip
 _MISSING_ZH = (
-    "方框里应填什么数？$\\square {t} = {r}$",
-    "在 $\\square {t} = {r}$ 中，方框表示哪个数？",
-    "算式 $\\square {t} = {r}$ 里有一个数被擦掉了，它是多少？",
-    "求方框所代表的数：$\\square {t} = {r}$",
-    "填空：$\\square {t} = {r}$",
-)
+    "方框里应填什么数？$\\square {t} = {r}$", "在 $\\square {t} = {r}$ 中，方框表示哪个数？", "算式 $\\square {t} = {r}$ 里有一个数被擦掉了，它是多少？",
+    "求方框所代表的数：$\\square {t} = {r}$", "填空：$\\square {t} = {r}$",
+)  # fmt: skip
 
 
 def missing_number(draw: Draw, level: int, zh: bool) -> Draft:
@@ -242,12 +224,9 @@ def missing_number(draw: Draw, level: int, zh: bool) -> Draft:
 _SUM = ("What is the sum of all integers from {a} to {b}?", "What do the integers from {a} up to and including {b} add up to?", "Tickets are numbered from {a} to {b}. What is the sum of the numbers on them?", "Pages {a} to {b} have been torn out of a book. What is the sum of the missing page numbers?", "Someone adds every whole number beginning with {a} and ending with {b}. What total results?", "Add up all whole numbers from {a} to {b}, both included.",
         "Find the total of the integers {a} through {b}.")  # fmt: skip
 _SUM_ZH = (
-    "从{a}到{b}的所有整数之和是多少？",
-    "把{a}到{b}的整数全部加起来，和是多少？",
-    "一叠票的编号从{a}到{b}，所有编号之和是多少？",
-    "连续整数从{a}起加到{b}为止，总和是多少？",
+    "从{a}到{b}的所有整数之和是多少？", "把{a}到{b}的整数全部加起来，和是多少？", "一叠票的编号从{a}到{b}，所有编号之和是多少？", "连续整数从{a}起加到{b}为止，总和是多少？",
     "求{a}到{b}（含两端）所有整数的和。",
-)
+)  # fmt: skip
 
 
 def sum_of_range(draw: Draw, level: int, zh: bool) -> Draft:
@@ -267,13 +246,9 @@ _BALANCE = ("The temperature is {t} degrees. It changes by {c} degrees in turn. 
             "A diver is at height {t} metres and moves by {c} metres, one after the other. At which height does the dive end?",
             "An account stands at {t} dollars. The bookings are {c} dollars. What is the balance?")  # fmt: skip
 _BALANCE_ZH = (
-    "气温是{t}度，先后变化{c}度，现在是多少度？",
-    "清晨的气温是{t}度，此后依次变化{c}度，现在气温是多少度？",
-    "无人机相对起飞点的高度为{t}米，随后依次升降{c}米，最后的高度是多少米？",
-    "水位为{t}厘米，逐日变化{c}厘米，最后的水位是多少？",
-    "某队现有{t}分，接下来几轮得分为{c}，最后是多少分？",
-    "账户余额为{t}元，随后的收支依次是{c}元，现在余额是多少？",
-)
+    "气温是{t}度，先后变化{c}度，现在是多少度？", "清晨的气温是{t}度，此后依次变化{c}度，现在气温是多少度？", "无人机相对起飞点的高度为{t}米，随后依次升降{c}米，最后的高度是多少米？",
+    "水位为{t}厘米，逐日变化{c}厘米，最后的水位是多少？", "某队现有{t}分，接下来几轮得分为{c}，最后是多少分？", "账户余额为{t}元，随后的收支依次是{c}元，现在余额是多少？",
+)  # fmt: skip
 
 
 def signed_sum(draw: Draw, level: int, zh: bool) -> Draft:

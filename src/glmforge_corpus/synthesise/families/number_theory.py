@@ -27,13 +27,9 @@ def greatest_common_divisor(draw: Draw, level: int, zh: bool) -> Draft:
         ask: tuple[str, ...] = ("What is the greatest common divisor of {a} and {b}?", "What is the largest integer that divides both {a} and {b}?", "Two ribbons of {a} cm and {b} cm are cut into equal pieces, as long as possible and without waste. How many centimetres long is a piece?", "A floor of {a} cm by {b} cm is laid with square tiles, none of them cut. What is the greatest possible side of a tile, in centimetres?", "There are {a} red and {b} white roses. What is the greatest number of equal bunches that use all of them?", "Determine the greatest common divisor of {a} and {b}.", "Find the greatest common factor of {a} and {b}.",
                "What is the largest integer that divides both {a} and {b}?")  # fmt: skip
         ask_zh: tuple[str, ...] = (
-            "{a}和{b}的最大公约数是多少？",
-            "两根绳子分别长{a}厘米和{b}厘米，要剪成同样长的小段且没有剩余，每段最长多少厘米？",
-            "求{a}与{b}的最大公约数。",
-            "一块长{a}厘米、宽{b}厘米的地面，用整块的正方形瓷砖铺满，瓷砖边长最大是多少厘米？",
-            "有{a}支红花和{b}支白花，要全部分成同样的花束，最多能分成多少束？",
-            "求能同时整除{a}和{b}的最大整数。",
-        )
+            "{a}和{b}的最大公约数是多少？", "两根绳子分别长{a}厘米和{b}厘米，要剪成同样长的小段且没有剩余，每段最长多少厘米？", "求{a}与{b}的最大公约数。",
+            "一块长{a}厘米、宽{b}厘米的地面，用整块的正方形瓷砖铺满，瓷砖边长最大是多少厘米？", "有{a}支红花和{b}支白花，要全部分成同样的花束，最多能分成多少束？", "求能同时整除{a}和{b}的最大整数。",
+        )  # fmt: skip
         return Draft(say(draw, zh, ask, ask_zh, a=a, b=b), steps, str(x))
     multiple = a // x * b
     steps.append(("最大公约数是" if zh else "The greatest common divisor is ") + f"${x}$")
@@ -41,12 +37,9 @@ def greatest_common_divisor(draw: Draw, level: int, zh: bool) -> Draft:
     ask = ("What is the least common multiple of {a} and {b}?", "Determine the least common multiple of {a} and {b}.", "What is the smallest positive number that is a multiple of {a} and of {b}?", "Two bells ring every {a} and every {b} minutes and have just rung together. After how many minutes, a common multiple of both, do they first do so again?", "Gears with {a} and {b} teeth mesh. After how many teeth, the least common multiple, are they back where they began?", "Find the smallest positive integer divisible by both {a} and {b}.",
            "Two lights blink every {a} and {b} seconds. They blink together now: after how many seconds do they do so again?")  # fmt: skip
     ask_zh = (
-        "{a}和{b}的最小公倍数是多少？",
-        "求{a}与{b}的最小公倍数。",
-        "甲、乙两灯分别每{a}秒和每{b}秒闪一次，现在同时闪，再过多少秒（即最小公倍数）又同时闪？",
-        "某数既是{a}的倍数，又是{b}的倍数，即公倍数，最小是多少？",
-        "求能同时被{a}和{b}整除的最小正整数。",
-    )
+        "{a}和{b}的最小公倍数是多少？", "求{a}与{b}的最小公倍数。", "甲、乙两灯分别每{a}秒和每{b}秒闪一次，现在同时闪，再过多少秒（即最小公倍数）又同时闪？",
+        "某数既是{a}的倍数，又是{b}的倍数，即公倍数，最小是多少？", "求能同时被{a}和{b}整除的最小正整数。",
+    )  # fmt: skip
     return Draft(say(draw, zh, ask, ask_zh, a=a, b=b), steps, str(multiple))
 
 
@@ -73,12 +66,9 @@ def power_mod(draw: Draw, level: int, zh: bool) -> Draft:
     ask: tuple[str, ...] = ("What is the remainder when ${b}^{{{e}}}$ is divided by {m}?", "Which remainder does ${b}^{{{e}}}$ leave on division by {m}?", "Divide ${b}^{{{e}}}$ by {m}. What remains?", "Reduce ${b}^{{{e}}}$ modulo {m}.", "${b}^{{{e}}}$ counters are laid out in rows of {m}. How many are in the last, incomplete row?", "Find ${b}^{{{e}}} \\bmod {m}$.",
            "Divide ${b}^{{{e}}}$ by {m}. What is left over?")  # fmt: skip
     ask_zh: tuple[str, ...] = (
-        "${b}^{{{e}}}$除以{m}的余数是多少？",
-        "${b}^{{{e}}}$ 被{m}除，余几？",
-        "计算 ${b}^{{{e}}}$ 模{m}的值。",
-        "把 ${b}^{{{e}}}$ 个棋子每{m}个排一行，最后剩下多少个？",
-        "求 ${b}^{{{e}}} \\bmod {m}$。",
-    )
+        "${b}^{{{e}}}$除以{m}的余数是多少？", "${b}^{{{e}}}$ 被{m}除，余几？", "计算 ${b}^{{{e}}}$ 模{m}的值。",
+        "把 ${b}^{{{e}}}$ 个棋子每{m}个排一行，最后剩下多少个？", "求 ${b}^{{{e}}} \\bmod {m}$。",
+    )  # fmt: skip
     return Draft(say(draw, zh, ask, ask_zh, b=base, e=exponent, m=modulus), [head, *steps], str(result))
 
 

@@ -95,30 +95,9 @@ _STRING_END = (
     ("How many letters does the result have?", "结果有多少个字母？"),
 )
 _SYLLABLES = (
-    "ba",
-    "ce",
-    "di",
-    "fo",
-    "gu",
-    "ha",
-    "ki",
-    "lo",
-    "mu",
-    "ne",
-    "pa",
-    "ri",
-    "so",
-    "tu",
-    "ve",
-    "wa",
-    "za",
-    "an",
-    "el",
-    "is",
-    "or",
-    "st",
-    "tr",
-)
+    "ba", "ce", "di", "fo", "gu", "ha", "ki", "lo", "mu", "ne", "pa", "ri", "so", "tu", "ve", "wa", "za", "an", "el",
+    "is", "or", "st", "tr",
+)  # fmt: skip
 
 
 def string_steps(draw: Draw, level: int, zh: bool) -> Draft:

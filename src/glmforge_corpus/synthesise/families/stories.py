@@ -18,21 +18,13 @@ _START_ZH = ("{w}有{n}{m}{x}。", "起初{w}有{n}{m}{x}。", "星期一{w}数�
 _GAIN = ("{w} buys {n} more.", "A friend gives {w} {n} more.", "Then {n} more arrive as a present.", "{o} hands {n} of them to {w}.",
          "{w} finds another {n} in a drawer.", "In a competition {w} wins {n} more.")  # fmt: skip
 _GAIN_ZH = (
-    "{w}又买来{n}{m}。",
-    "朋友又送来{n}{m}。",
-    "后来{w}又收到{n}{m}。",
-    "{w}在抽屉里又找到{n}{m}。",
-    "比赛中{w}又赢得{n}{m}。",
-)
+    "{w}又买来{n}{m}。", "朋友又送来{n}{m}。", "后来{w}又收到{n}{m}。", "{w}在抽屉里又找到{n}{m}。", "比赛中{w}又赢得{n}{m}。",
+)  # fmt: skip
 _LOSE = ("{w} gives {n} to {o}.", "{w} loses {n} on the way home.", "{w} sells {n} at the market.", "{w} uses up {n}.", "Sadly, {n} break.",
          "{w} lends {n} to {o}.")  # fmt: skip
 _LOSE_ZH = (
-    "{w}送给{o}{n}{m}。",
-    "{w}在路上丢了{n}{m}。",
-    "{w}在集市上卖掉{n}{m}。",
-    "{w}用掉{n}{m}。",
-    "可惜坏了{n}{m}。",
-)
+    "{w}送给{o}{n}{m}。", "{w}在路上丢了{n}{m}。", "{w}在集市上卖掉{n}{m}。", "{w}用掉{n}{m}。", "可惜坏了{n}{m}。",
+)  # fmt: skip
 _TIMES = ("By the next day there are {n} times as many.", "{w} works hard until the number is {n} times as large.",
           "After a good month {w} has {n} times as many as before.")  # fmt: skip
 _TIMES_ZH = ("第二天数量变成原来的{n}倍。", "经过努力，{w}的数量变成原来的{n}倍。")

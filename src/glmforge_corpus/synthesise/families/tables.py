@@ -22,41 +22,12 @@ _SUBJECTS = (
     (("route", "region", "length", "riders"), ("线路", "区域", "长度", "乘客"), "codes", ("north", "south", "east", "west"), ("北区", "南区", "东区", "西区"), (3, 60), (20, 2000)),
 )  # fmt: skip
 _GOODS = (
-    "kite",
-    "drill",
-    "rice",
-    "atlas",
-    "puzzle",
-    "hammer",
-    "honey",
-    "novel",
-    "robot",
-    "saw",
-    "tea",
-    "diary",
-    "ball",
-    "wrench",
-    "jam",
-    "globe",
-)
+    "kite", "drill", "rice", "atlas", "puzzle", "hammer", "honey", "novel", "robot", "saw", "tea", "diary", "ball",
+    "wrench", "jam", "globe",
+)  # fmt: skip
 _GOODS_ZH = (
-    "风筝",
-    "电钻",
-    "大米",
-    "地图",
-    "拼图",
-    "锤子",
-    "蜂蜜",
-    "小说",
-    "机器人",
-    "锯子",
-    "茶叶",
-    "日记本",
-    "皮球",
-    "扳手",
-    "果酱",
-    "地球仪",
-)
+    "风筝", "电钻", "大米", "地图", "拼图", "锤子", "蜂蜜", "小说", "机器人", "锯子", "茶叶", "日记本", "皮球", "扳手", "果酱", "地球仪",
+)  # fmt: skip
 
 Rows = list[tuple[str, str, int, int]]
 

@@ -71,13 +71,9 @@ def _days(draw: Draw, zh: bool) -> tuple[Arguments, dict[str, Any]]:
 
 
 _RATES = {
-    ("USD", "EUR"): 90,
-    ("EUR", "USD"): 110,
-    ("USD", "CNY"): 720,
-    ("CNY", "JPY"): 2100,
-    ("GBP", "EUR"): 115,
+    ("USD", "EUR"): 90, ("EUR", "USD"): 110, ("USD", "CNY"): 720, ("CNY", "JPY"): 2100, ("GBP", "EUR"): 115,
     ("EUR", "CNY"): 780,
-}
+}  # fmt: skip
 
 
 def _currency(draw: Draw, zh: bool) -> tuple[Arguments, dict[str, Any]]:
@@ -90,19 +86,9 @@ def _currency(draw: Draw, zh: bool) -> tuple[Arguments, dict[str, Any]]:
 
 
 _WARES = (
-    "desk lamp",
-    "office chair",
-    "water bottle",
-    "backpack",
-    "keyboard",
-    "notebook",
-    "tripod",
-    "headset",
-    "blanket",
-    "kettle",
-    "monitor",
-    "bicycle pump",
-)
+    "desk lamp", "office chair", "water bottle", "backpack", "keyboard", "notebook", "tripod", "headset", "blanket",
+    "kettle", "monitor", "bicycle pump",
+)  # fmt: skip
 _WARES_ZH = ("台灯", "办公椅", "水杯", "背包", "键盘", "笔记本", "三脚架", "耳机", "毛毯", "水壶", "显示器", "打气筒")
 
 

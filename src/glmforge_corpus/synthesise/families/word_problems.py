@@ -50,11 +50,8 @@ def work_together(draw: Draw, level: int, zh: bool) -> Draft:
     ask: tuple[str, ...] = ("A job is to be done: {l}. How many hours do they need together?", "The hedge has to be cut: {l}. How many hours will it take if all of them work at once?", "A fence needs painting; {l}. How long, in hours, does the work take together?", "To sort the mail, {l}. In how many hours is it done if they share the work?", "For painting a hall, {l}. How many hours does it take them if they work together?",
            "To clear a field, {l}. Working side by side, how many hours do they take?")  # fmt: skip
     ask_zh: tuple[str, ...] = (
-        "完成一项工作，{l}。他们一起做需要几小时？",
-        "打扫教室，{l}。如果一起打扫，需要几小时？",
-        "录入一份书稿，{l}。几人合作，几小时可以完成？",
-        "粉刷一个大厅，{l}。大家合作需要多少小时？",
-    )
+        "完成一项工作，{l}。他们一起做需要几小时？", "打扫教室，{l}。如果一起打扫，需要几小时？", "录入一份书稿，{l}。几人合作，几小时可以完成？", "粉刷一个大厅，{l}。大家合作需要多少小时？",
+    )  # fmt: skip
     return Draft(say(draw, zh, ask, ask_zh, l=listed), steps, simplest(1 / rate))
 
 

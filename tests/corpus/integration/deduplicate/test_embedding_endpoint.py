@@ -12,8 +12,8 @@ import pytest
 
 from glmforge.data.documents.batch import DocumentBatch
 from glmforge.errors import DataError
-from glmforge_corpus.deduplicate.semantic.embedder import EmbedderOptions
-from glmforge_corpus.deduplicate.semantic.embedding_endpoint import EndpointEmbedder
+from glmforge_corpus.deduplicate.embedder import EmbedderOptions
+from glmforge_corpus.deduplicate.embedding_endpoint import EndpointEmbedder
 
 Answer = tuple[int, Any]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from glmforge_corpus.deduplicate.exact.stage import ALL_SEEN, DUPLICATE_ID, RENAMED, SAME_TEXT, Exact
+from glmforge_corpus.deduplicate.exact import ALL_SEEN, DUPLICATE_ID, RENAMED, SAME_TEXT, Exact
 
 LONG = "a paragraph that is long enough to count as one, "
 

@@ -13,7 +13,7 @@ from pyarrow import parquet
 from pydantic import ValidationError
 
 from glmforge.errors import ConfigError, DataError
-from glmforge_corpus.deduplicate.minhash.stage import REASON, TOO_SHORT, MinHash, least_shingles
+from glmforge_corpus.deduplicate.minhash import REASON, TOO_SHORT, MinHash, least_shingles
 
 WORDS = [f"word{k}" for k in range(2000)]
 
@@ -157,14 +157,10 @@ def test_characters_and_punctuation(write_shards: Any, run_stage: Any) -> None:
 
 # First and last letter of a script, what ends a clause in it, and what stands between syllables.
 UNSPACED = {
-    "Chinese": ("一", "龥", "，", ""),
-    "Japanese": ("ぁ", "ん", "、", ""),
-    "Thai": ("ก", "ฮ", " ", ""),
-    "Lao": ("ກ", "ຮ", " ", ""),
-    "Khmer": ("ក", "អ", "។", ""),
-    "Burmese": ("က", "အ", "၊", ""),
+    "Chinese": ("一", "龥", "，", ""), "Japanese": ("ぁ", "ん", "、", ""), "Thai": ("ก", "ฮ", " ", ""),
+    "Lao": ("ກ", "ຮ", " ", ""), "Khmer": ("ក", "អ", "។", ""), "Burmese": ("က", "အ", "၊", ""),
     "Tibetan": ("ཀ", "ཧ", "། ", "་"),
-}
+}  # fmt: skip
 
 
 def unspaced_text(script: str, generator: random.Random, syllables: int = 200) -> str:

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from glmforge.data.documents.batch import BatchWriter, DocumentBatch, read_batches
-from glmforge_corpus.deduplicate.semantic.stage import COPIES, Semantic
+from glmforge_corpus.deduplicate.semantic import COPIES, Semantic
 from glmforge_corpus.pipeline.stage import DOCUMENTS, StageContext
 from glmforge_corpus.pipeline.statistics import Statistics
 from glmforge_corpus.pipeline.task import PlannedStep, run_task

@@ -9,9 +9,9 @@ import torch
 
 from glmforge.data.documents.batch import DocumentBatch
 from glmforge.errors import DataError
-from glmforge_corpus.deduplicate.semantic.embedder import EmbedderOptions
-from glmforge_corpus.deduplicate.semantic.embedders import make_embedder
-from glmforge_corpus.deduplicate.semantic.sentence_model import POOLINGS, pool
+from glmforge_corpus.deduplicate.embedder import EmbedderOptions
+from glmforge_corpus.deduplicate.semantic import make_embedder
+from glmforge_corpus.deduplicate.sentence_model import POOLINGS, pool
 
 transformers = pytest.importorskip("transformers")
 

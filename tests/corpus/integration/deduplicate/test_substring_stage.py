@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from glmforge_corpus.deduplicate.substring.stage import REASON, Substring
+from glmforge_corpus.deduplicate.substring import REASON, Substring
 
 
 def words(seed: int, count: int) -> str:

@@ -59,23 +59,15 @@ class Run:
         self.wheres = [line["where"] for line in self.rejected]
 
 
-BAD_LINES = [
-    (b'{"text": "x"', "not JSON"),
-    (b"[" * 5000, "not JSON"),
-    (b'["text"]', "not a JSON object"),
-    (b'{"txt": "x"}', "no such field"),
-    (b'{"text": null}', "not text"),
-    (b'{"text": 5}', "not text"),
-    (b'{"text": ["x"]}', "not text"),
-    (b'{"text": " \\n"}', "empty text"),
-    (b'{"text": ""}', "empty text"),
-    (b'{"text": "gr\xfc\xdf"}', "invalid UTF-8"),
-    (b'{"text": "\\ud800"}', "lone surrogate"),
-    (b'{"text": "a"} {"text": "b"}', "not JSON"),
-]
-
-
-@pytest.mark.parametrize(("line", "reason"), BAD_LINES)
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"[" * 5000, "not JSON"),
+        (b'{"txt": "x"}', "no such field"),
+        (b'{"text": "gr\xfc\xdf"}', "invalid UTF-8"),
+        (b'{"text": "\\ud800"}', "lone surrogate"),
+    ],
+)
 def test_bad_lines_are_put_aside_and_the_others_read(tmp_path, line, reason):
     (tmp_path / "c.jsonl").write_bytes(b'{"text": "a", "n": 1}\n' + line + b'\n\n{"n": "x", "text": "b\\u00e9"}')
     run = Run(tmp_path / "out", {"path": tmp_path / "c.jsonl"})
@@ -325,14 +317,9 @@ def test_bytes_between_records_that_fastwarc_passes_over(tmp_path):
 LICENCE = """Permission is hereby granted, free of charge, to any person obtaining a copy of this software ...
 The above copyright notice and this permission notice shall be included in all copies"""
 PROJECT = {
-    "LICENSE": LICENCE,
-    "README.md": "# Project",
-    "main.py": "import util\nprint(util.x)",
-    "util.py": "x = 1",
-    "gpl.py": "# SPDX-License-Identifier: GPL-3.0-only\n",
-    "vendor/dep.py": "import nothing",
-    "latin.py": b"# gr\xfcn",
-}
+    "LICENSE": LICENCE, "README.md": "# Project", "main.py": "import util\nprint(util.x)", "util.py": "x = 1",
+    "gpl.py": "# SPDX-License-Identifier: GPL-3.0-only\n", "vendor/dep.py": "import nothing", "latin.py": b"# gr\xfcn",
+}  # fmt: skip
 
 
 def pack_project(path, files):

@@ -13,8 +13,8 @@ from glmforge.data.documents.batch import DocumentBatch
 from glmforge.errors import DataError
 from glmforge_corpus.cli.quality import train_quality, train_toxicity
 from glmforge_corpus.filter.linear.classifier import LinearClassifier
-from glmforge_corpus.filter.quality.block import Quality
-from glmforge_corpus.filter.toxicity.block import Toxicity
+from glmforge_corpus.filter.quality import Quality
+from glmforge_corpus.filter.toxicity import Toxicity
 
 app = typer.Typer()
 app.command()(train_quality)

@@ -10,7 +10,7 @@ import pytest
 
 from glmforge.errors import DataError
 from glmforge.runtime.lease import HeldError
-from glmforge_corpus.filter.toxicity.block import Toxicity
+from glmforge_corpus.filter.toxicity import Toxicity
 from glmforge_corpus.pipeline.clean import Clean
 from glmforge_corpus.pipeline.pipeline import Pipeline
 from glmforge_corpus.pipeline.run import run_pipeline, run_stages

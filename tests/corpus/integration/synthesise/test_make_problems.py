@@ -13,7 +13,7 @@ from glmforge.errors import DataError
 from glmforge_corpus.cli import synthesise as command
 from glmforge_corpus.synthesise.check import why_wrong
 from glmforge_corpus.synthesise.make import make_problems
-from glmforge_corpus.synthesise.questions import normalised_question
+from glmforge_corpus.synthesise.problem import normalised_question
 from glmforge_corpus.synthesise.stage import Problems
 
 OPTIONS = {"count": 150, "block": 30, "families": ("word_problems", "tables", "tools"), "levels": (2, 4)}
@@ -135,13 +135,10 @@ def test_command(tmp_path):
     slots = {(line["family"], line["level"]) for line in records(tmp_path)}
     assert slots == {("logic", 2), ("logic", 3), ("tools", 2), ("tools", 3)}
     refused = {
-        "--levels 9": "no '9'",
-        "--families x": "no 'x'",
-        "--families ,": "--families: name at least one of arithmetic, ",
-        "--levels a": "write 3, 1-5",
-        "--levels 5-1": "write 3, 1-5",
-        "--count 21": "was made with other options",
-    }
+        "--levels 9": "no '9'", "--families x": "no 'x'",
+        "--families ,": "--families: name at least one of arithmetic, ", "--levels a": "write 3, 1-5",
+        "--levels 5-1": "write 3, 1-5", "--count 21": "was made with other options",
+    }  # fmt: skip
     for wrong, message in refused.items():
         result = CliRunner().invoke(app, [*arguments, *wrong.split()])
         assert result.exit_code == 1

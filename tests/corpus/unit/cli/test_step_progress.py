@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from glmforge.errors import DataError
-from glmforge_corpus.cli.step_progress import step_progress
+from glmforge_corpus.cli.terminal import step_progress
 from glmforge_corpus.pipeline.run import StepProgress
 
 

@@ -93,7 +93,7 @@ TASK = "Write a function that returns the second largest of several numbers give
 
 
 @pytest.mark.parametrize("kind", ["replaced", "left out", "added"])
-@pytest.mark.parametrize("at", range(15))
+@pytest.mark.parametrize("at", [0, 1, 7, 13, 14])
 def test_any_one_word_of_a_short_item_may_be_edited(kind: str, at: int) -> None:
     words = TASK.split()
     assert len(words) == 15
@@ -154,20 +154,8 @@ def test_a_stem_of_many_items_is_searched_for_with_its_choices() -> None:
 
 
 WORDS = [
-    "amber",
-    "birch",
-    "cedar",
-    "dogwood",
-    "elm",
-    "fir",
-    "gorse",
-    "hazel",
-    "ivy",
-    "juniper",
-    "kauri",
-    "larch",
-    "maple",
-]
+    "amber", "birch", "cedar", "dogwood", "elm", "fir", "gorse", "hazel", "ivy", "juniper", "kauri", "larch", "maple",
+]  # fmt: skip
 
 
 def joined(stem: str, choices: list[str]) -> tuple[tuple[str, str], ...]:

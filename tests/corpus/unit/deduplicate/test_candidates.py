@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from glmforge.errors import DataError
-from glmforge_corpus.deduplicate.minhash import bands
-from glmforge_corpus.deduplicate.minhash.bands import KEYS, ROW_BITS, candidates, write_keys
-from glmforge_corpus.deduplicate.minhash.clusters import Clusters, join, removed
-from glmforge_corpus.deduplicate.minhash.similarity import jaccard_similarities, signature_similarities
+from glmforge_corpus.deduplicate import bands
+from glmforge_corpus.deduplicate.bands import KEYS, ROW_BITS, candidates, write_keys
+from glmforge_corpus.deduplicate.clusters import Clusters, join, removed
 from glmforge_corpus.deduplicate.places import places, rows_of, shards_of
+from glmforge_corpus.deduplicate.similarity import jaccard_similarities, signature_similarities
 
 
 def write_shards(directory: Path, shards: list[np.ndarray]) -> list[Path]:

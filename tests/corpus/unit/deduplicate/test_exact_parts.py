@@ -7,9 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from glmforge_corpus.deduplicate.exact.cuts import cut
-from glmforge_corpus.deduplicate.exact.fingerprints import Compare, Paragraph, fingerprints, paragraphs
-from glmforge_corpus.deduplicate.exact.repeats import find_repeats, repeats_of_shard, write_records
+from glmforge_corpus.deduplicate.fingerprints import (
+    Compare,
+    Paragraph,
+    find_repeats,
+    fingerprints,
+    paragraphs,
+    repeats_of_shard,
+    write_records,
+)
+from glmforge_corpus.deduplicate.removal import cut
 
 
 def buffers(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:

@@ -10,8 +10,8 @@ import pytest
 
 from glmforge.data.documents.batch import DocumentBatch
 from glmforge.errors import DataError
-from glmforge_corpus.deduplicate.semantic.embedder import EmbedderOptions
-from glmforge_corpus.deduplicate.semantic.embedders import make_embedder
+from glmforge_corpus.deduplicate.embedder import EmbedderOptions
+from glmforge_corpus.deduplicate.semantic import make_embedder
 
 
 def embed(texts: list[str]) -> np.ndarray:

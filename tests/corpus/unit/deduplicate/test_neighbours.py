@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glmforge_corpus.deduplicate.semantic import neighbours
-from glmforge_corpus.deduplicate.semantic.embedder import normalise
-from glmforge_corpus.deduplicate.semantic.neighbours import (
+from glmforge_corpus.deduplicate import neighbours
+from glmforge_corpus.deduplicate.embedder import normalise
+from glmforge_corpus.deduplicate.neighbours import (
     assign,
     default_num_clusters,
     find_leaders,

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from glmforge_corpus.deduplicate.substring.anchors import anchors
-from glmforge_corpus.deduplicate.substring.passages import (
+from glmforge_corpus.deduplicate.passages import (
     NEIGHBOURS,
+    anchors,
     equal_passages,
     find_matches,
     merged,

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from glmforge_corpus.deduplicate.minhash.shingles import Shingling, shingle_hashes
+from glmforge_corpus.deduplicate.signatures import Shingling, shingle_hashes
 
 TRICKY = "aZ09.,'-!\x00\t\n\x0b\x1c\x1f \x85\xa0\u2003\u3000\u200béÉßİıΣσς中文字あアไทय한\U0001f600𐐀\U00020000"
 LONG_WORDS = ["seventeen-letters", "exactly8", "morethan8", "x" * 64, "É" * 9]

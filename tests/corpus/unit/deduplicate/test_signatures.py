@@ -3,8 +3,15 @@
 import numpy as np
 import pytest
 
-from glmforge_corpus.deduplicate.minhash.shingles import Shingling, shingle_hashes
-from glmforge_corpus.deduplicate.minhash.signatures import Bands, band_keys, best_bands, permutations, signatures
+from glmforge_corpus.deduplicate.signatures import (
+    Bands,
+    Shingling,
+    band_keys,
+    best_bands,
+    permutations,
+    shingle_hashes,
+    signatures,
+)
 
 SHINGLING = Shingling(size=1)
 

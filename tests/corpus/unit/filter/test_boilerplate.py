@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glmforge.data.documents.batch import DocumentBatch, concatenate
-from glmforge_corpus.filter.boilerplate import kernel
-from glmforge_corpus.filter.boilerplate.block import RULES, Boilerplate
-from glmforge_corpus.filter.boilerplate.phrases import PHRASES
+from glmforge_corpus.filter import boilerplate_kernel as kernel
+from glmforge_corpus.filter.boilerplate import PHRASES, RULES, Boilerplate
 
 PROSE = "The harbour lay quiet in the morning, and nobody was about but an old man with his dog."
 MORE = "He had come there every day of his life, he said, and never seen such a thing before."
@@ -25,18 +24,11 @@ def clean(*texts: str, languages: list[str | None] | None = None, **options):
     ("line", "rule"),
     [
         ("We use cookies to give you the best experience on our website.", "cookies"),
-        ("Diese Website verwendet Cookies, um Ihnen den besten Service zu bieten.", "cookies"),
-        ("Ce site utilise des cookies.", "cookies"),
         ("Мы используем файлы cookie", "cookies"),
-        ("当サイトではクッキーを使用しています", "cookies"),
         ("本网站使用 Cookie 改善体验", "cookies"),
-        ("Este sitio usa cookies", "cookies"),
-        ("Questo sito utilizza i cookie", "cookies"),
         ("Please enable JavaScript to view the comments powered by Disqus.", "scripts"),
         ("您的浏览器不支持 JavaScript", "scripts"),
-        ("Bitte aktivieren Sie JavaScript in Ihrem Browser", "scripts"),
         ("Log in / Register", "account"),
-        ("Mot de passe oublié ?", "account"),
         ("忘记密码?\n登录", "account"),
         ("Share this article on Facebook", "sharing"),
         ("Teilen\nTwittern", "sharing"),
@@ -44,20 +36,15 @@ def clean(*texts: str, languages: list[str | None] | None = None, **options):
         ("© 2019 Some Company", "copyright"),
         ("All Rights Reserved.", "copyright"),
         ("版权所有：某某公司", "copyright"),
-        ("Tous droits réservés", "copyright"),
         ("Skip to main content", "navigation"),
         ("返回顶部\n上一篇", "navigation"),
         ("Home | News | About | Contact", "navigation"),
-        ("Карта сайта", "navigation"),
         ("コメントを残す", "navigation"),
         ("[Read more...]", "continuation"),
         ("→ Weiterlesen\nmehr erfahren", "continuation"),
-        ("Читать далее", "continuation"),
-        ("Leer más", "continuation"),
         ("12 Comments", "counters"),
         ("1.2k views", "counters"),
         ("阅读(1234)", "counters"),
-        ("3 commentaires", "counters"),
     ],
 )
 def test_boilerplate_goes_by_its_rule(line, rule):
@@ -163,21 +150,9 @@ def test_long_lines_are_not_looked_at():
 
 
 LINES = [
-    PROSE,
-    MORE,
-    "Read more",
-    "Search",
-    "Login",
-    "",
-    " ",
-    "World News",
-    "Sport",
-    "© 2020 X",
-    "好的。",
-    "首页",
-    "a | b",
-    "|",
-]
+    PROSE, MORE, "Read more", "Search", "Login", "", " ", "World News", "Sport", "© 2020 X", "好的。", "首页",
+    "a | b", "|",
+]  # fmt: skip
 
 
 @given(st.lists(st.lists(st.sampled_from(LINES), max_size=14), min_size=1, max_size=5), st.booleans())

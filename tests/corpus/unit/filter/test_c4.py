@@ -72,12 +72,8 @@ def test_lines_are_kept_or_not(line: str, left: str) -> None:
 
 def test_lines_are_counted_by_what_removes_them() -> None:
     lines = [
-        "no end",
-        "Too short.",
-        "Javascript is the word here.",
-        "We have a privacy policy here.",
-        "A word [1] or two.",
-    ]
+        "no end", "Too short.", "Javascript is the word here.", "We have a privacy policy here.", "A word [1] or two.",
+    ]  # fmt: skip
     counts = C4().process(batch_of(["\n".join(FIVE + lines + ["x" * 1001 + "."])])).counts
     assert counts == {
         "c4: lines without terminal punctuation": 1,

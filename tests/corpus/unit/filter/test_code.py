@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glmforge.data.documents.batch import DocumentBatch
-from glmforge_corpus.filter.code import kernel as measure
-from glmforge_corpus.filter.code.block import Code
+from glmforge_corpus.filter import code_kernel as measure
+from glmforge_corpus.filter.code import Code
 
 GOOD = "".join(f"def function_{i}(value):\n    return value + offset[{i}]\n\n\n" for i in range(8))
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from glmforge_corpus.filter.rules import line_kernels, shared_counts
+from glmforge_corpus.filter.rules import repetition, shared_counts
 from glmforge_corpus.filter.rules.fineweb import FineWeb
 from glmforge_corpus.filter.rules.gopher import GopherQuality, GopherRepetition
 from helpers.rule_texts import assert_same_decisions, batch_of, datatrove_tokeniser, failed_rules, random_text
@@ -15,12 +15,9 @@ SENTENCE = "A sentence that is long enough not to be short, and that ends."
 def test_it_decides_as_datatrove_does() -> None:
     filters = pytest.importorskip("datatrove.pipeline.filters")
     reasons = {
-        "empty": "empty",
-        "line_punct_ratio": "too few lines end sentences",
-        "short_line_ratio": "too many short lines",
-        "char_dup_ratio": "characters in duplicate lines",
-        "list_ratio": "too many line feeds",
-    }
+        "empty": "empty", "line_punct_ratio": "too few lines end sentences", "short_line_ratio": "too many short lines",
+        "char_dup_ratio": "characters in duplicate lines", "list_ratio": "too many line feeds",
+    }  # fmt: skip
     texts = [
         *TEXTS,
         " \n \n",
@@ -58,9 +55,9 @@ def test_many_lines_are_no_problem() -> None:
     text = "".join(f"Line number {i % 4000} of the text is here.\n" for i in range(5000))
     batch = batch_of(["short", text, "short"])
     counts = shared_counts.lines_of_batch(batch, 30)
-    assert counts[1, line_kernels.FULL_LINES] == 5000
-    assert counts[1, line_kernels.DUPLICATE_LINES] == 1000
-    assert counts[[0, 2], line_kernels.NUM_LINES].tolist() == [1, 1]
+    assert counts[1, repetition.FULL_LINES] == 5000
+    assert counts[1, repetition.DUPLICATE_LINES] == 1000
+    assert counts[[0, 2], repetition.NUM_LINES].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
@@ -116,9 +113,9 @@ def test_paragraphs_are_those_of_the_stripped_text(
     text: str, paragraphs: int, duplicates: int, characters: int
 ) -> None:
     counts = shared_counts.lines_of_batch(batch_of([text]), 30)[0]
-    found = counts[[line_kernels.NUM_PARAGRAPHS, line_kernels.DUPLICATE_PARAGRAPHS]].tolist()
+    found = counts[[repetition.NUM_PARAGRAPHS, repetition.DUPLICATE_PARAGRAPHS]].tolist()
     assert found == [paragraphs, duplicates]
-    assert counts[line_kernels.DUPLICATE_PARAGRAPH_CHARACTERS] == characters
+    assert counts[repetition.DUPLICATE_PARAGRAPH_CHARACTERS] == characters
 
 
 def test_a_part_of_a_larger_buffer_is_judged_as_it_stands() -> None:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from glmforge_corpus.filter.rules.gopher import GopherQuality, GopherRepetition
 from glmforge_corpus.filter.rules.language_limits import language_limits
-from glmforge_corpus.filter.rules.repetition_kernels import count_repetition
+from glmforge_corpus.filter.rules.repetition import count_repetition
 from glmforge_corpus.words.split import split_words
 from helpers.rule_texts import assert_same_decisions, batch_of, datatrove_tokeniser, failed_rules, random_text
 
@@ -32,17 +32,12 @@ def test_quality_decides_as_datatrove_does() -> None:
     ]
     extremes += ["\n".join([PROSE + "..."] * 5), PROSE * 3 + "…" * 20, "stone houses stand near small rivers " * 10]
     reasons = {
-        "gopher_short_doc": "too few words",
-        "gopher_long_doc": "too many words",
-        "gopher_below_avg_threshold": "words too short",
-        "gopher_above_avg_threshold": "words too long",
-        "gopher_too_many_hashes": "too many hash signs",
-        "gopher_too_many_ellipsis": "too many ellipses",
-        "gopher_too_many_bullets": "too many bullets",
-        "gopher_too_many_end_ellipsis": "too many lines end in ellipses",
-        "gopher_below_alpha_threshold": "too few alphabetic words",
-        "gopher_enough_stop_words": "too few stop words",
-    }
+        "gopher_short_doc": "too few words", "gopher_long_doc": "too many words",
+        "gopher_below_avg_threshold": "words too short", "gopher_above_avg_threshold": "words too long",
+        "gopher_too_many_hashes": "too many hash signs", "gopher_too_many_ellipsis": "too many ellipses",
+        "gopher_too_many_bullets": "too many bullets", "gopher_too_many_end_ellipsis": "too many lines end in ellipses",
+        "gopher_below_alpha_threshold": "too few alphabetic words", "gopher_enough_stop_words": "too few stop words",
+    }  # fmt: skip
     theirs = filters.GopherQualityFilter(language=datatrove_tokeniser())
     assert_same_decisions(GopherQuality(), theirs, reasons, TEXTS + extremes)
 

@@ -8,10 +8,14 @@ import pytest
 
 from glmforge.data.documents.batch import DocumentBatch, concatenate
 from glmforge.extras import MissingPackageError
-from glmforge_corpus.filter.code.content import content_model, language_of_text
-from glmforge_corpus.filter.code.detector import detect_code
-from glmforge_corpus.filter.code.programming_language import language_of_interpreter, language_of_path
-from glmforge_corpus.filter.language.block import Language
+from glmforge_corpus.filter.language import Language
+from glmforge_corpus.filter.programming_language import (
+    content_model,
+    detect_code,
+    language_of_interpreter,
+    language_of_path,
+    language_of_text,
+)
 
 ENGLISH = "It was a bright cold day in April, and the clocks were striking thirteen. He went home. " * 3
 GERMAN = "Es war ein heller, kalter Tag im April, und die Uhren schlugen gerade dreizehn. Er ging nach Hause. " * 3

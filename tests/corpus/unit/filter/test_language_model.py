@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glmforge.errors import DataError
-from glmforge_corpus.filter.language.kernel import (
+from glmforge_corpus.filter.language_kernel import (
     BORDER_SEARCH,
     embed,
     fold_capitals,
@@ -16,7 +16,7 @@ from glmforge_corpus.filter.language.kernel import (
     sample_room,
     sample_text,
 )
-from glmforge_corpus.filter.language.model import DIM, ISO, fnv1a, language_model, model_path, read_model
+from glmforge_corpus.filter.language_model import DIM, ISO, fnv1a, language_model, model_path, read_model
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",

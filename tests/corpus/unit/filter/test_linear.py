@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glmforge.data.documents.batch import DocumentBatch
 from glmforge.errors import DataError
 from glmforge_corpus.filter.linear.classifier import (
     Features,
@@ -18,18 +17,20 @@ from glmforge_corpus.filter.linear.classifier import (
     sigmoid,
     train_classifier,
 )
-from glmforge_corpus.filter.linear.figures import area_under_curve, choose_thresholds, figures_at
 from glmforge_corpus.filter.linear.hashed_features import count_tokens, hash_features, num_places
-from glmforge_corpus.filter.linear.training import split_seeds, train_on_seeds
+from glmforge_corpus.filter.linear.training import (
+    area_under_curve,
+    choose_thresholds,
+    figures_at,
+    split_seeds,
+    train_on_seeds,
+)
+from helpers.corpus import batch_of
 
 TEXTS = st.text(
     st.one_of(st.sampled_from("aBc Z19..--\n\n é漢字かな한국ไทยມ’«©😀ÿŒ"), st.characters(codec="utf-8")), max_size=60
 )
 MASK = 2**64 - 1
-
-
-def batch_of(texts: list[str]) -> DocumentBatch:
-    return DocumentBatch.from_columns([str(number) for number in range(len(texts))], texts, "test")
 
 
 def is_single(character: str) -> bool:

@@ -11,15 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from glmforge.data.documents.batch import DocumentBatch
 from glmforge_corpus.filter.pii import checksums as checks
 from glmforge_corpus.filter.pii.block import CONSTANTS, KINDS, PII, find_personal_data
+from helpers.corpus import batch_of
 
 LETTERS, DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789"
-
-
-def batch_of(texts: list[str]) -> DocumentBatch:
-    return DocumentBatch.from_columns([f"d{n}" for n in range(len(texts))], texts, "test")
 
 
 def masked(text: str, **options: object) -> str:
@@ -167,15 +163,9 @@ def secret(dice: random.Random) -> str:
 
 NATIONAL = (us_ssn, chinese_id, french_nir, spanish_dni, brazilian_cpf, german_tax_id, korean_rrn)
 GENERATORS: dict[str, tuple[Callable[[random.Random], str], ...]] = {
-    "card": (card,),
-    "iban": (iban,),
-    "email": (email,),
-    "phone": (phone,),
-    "ip": (public_ip,),
-    "mac": (mac,),
-    "national_id": NATIONAL,
-    "secret": (secret,),
-}
+    "card": (card,), "iban": (iban,), "email": (email,), "phone": (phone,), "ip": (public_ip,), "mac": (mac,),
+    "national_id": NATIONAL, "secret": (secret,),
+}  # fmt: skip
 FRAMES = ("My data: {}, thanks.", "({})", "see {} and more", "{}", "联系方式是 {}。", "a\n{}\nb", "Größe: {}; x")
 
 
@@ -359,26 +349,9 @@ def test_spans_stand_in_order_and_apart() -> None:
 def test_texts_full_of_marks_take_linear_time() -> None:
     """No assertion on time: what is quadratic does not end here."""
     for piece in (
-        "1 ",
-        "1",
-        "@",
-        "a@",
-        "1.",
-        "hf_",
-        ".eyJ",
-        "2a02:",
-        "-----BEGIN ",
-        "+1",
-        "A1",
-        "tel 1",
-        "52.1.2.3 ",
-        "123 45 6789 ",
-        "password = '",
-        "de89",
-        "de89 ",
-        "://a:",
-        "secret: ",
-    ):
+        "1 ", "1", "@", "a@", "1.", "hf_", ".eyJ", "2a02:", "-----BEGIN ", "+1", "A1", "tel 1", "52.1.2.3 ",
+        "123 45 6789 ", "password = '", "de89", "de89 ", "://a:", "secret: ",
+    ):  # fmt: skip
         text = piece * (100_000 // len(piece))
         assert isinstance(masked(text), str)
 

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from glmforge.data.documents.batch import DocumentBatch
 from glmforge.errors import DataError
 from glmforge_corpus.filter.linear.classifier import Features, LinearClassifier
-from glmforge_corpus.filter.quality.block import HIGH, LOW, MEDIUM, Buckets, Quality, Upsample
-from glmforge_corpus.filter.quality.heuristic import heuristic_quality, text_statistics
+from glmforge_corpus.filter.quality import HIGH, LOW, MEDIUM, Buckets, Quality, Upsample
+from glmforge_corpus.filter.quality_heuristic import heuristic_quality, text_statistics
 
 PROSE = (
     "The harbour lay quiet when the first boats came home. Nobody spoke of the storm, although everybody had seen it "
@@ -89,15 +89,9 @@ def test_statistics_are_those_of_the_definition(parts: list[str]) -> None:
     row = text_statistics(batch.text_bytes, batch.text_offsets)[1]
     expected = reference_statistics(text)
     names = {
-        2: "characters",
-        3: "letters",
-        4: "symbols",
-        5: "sentences",
-        6: "columns",
-        7: "short",
-        8: "bytes",
+        2: "characters", 3: "letters", 4: "symbols", 5: "sentences", 6: "columns", 7: "short", 8: "bytes",
         9: "repeated",
-    }
+    }  # fmt: skip
     assert {name: row[column] for column, name in names.items()} == expected
 
 

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from glmforge.data.documents.batch import DocumentBatch
 from glmforge.errors import DataError
 from glmforge_corpus.filter.linear.classifier import Features, LinearClassifier
-from glmforge_corpus.filter.toxicity.block import Severities, Toxicity
-from glmforge_corpus.filter.toxicity.word_lists import WordLists, load_word_lists
+from glmforge_corpus.filter.toxicity import Severities, Toxicity
+from glmforge_corpus.filter.word_lists import WordLists, load_word_lists
 
 
 def batch_of(texts: list[str], languages: list[str | None] | None = None) -> DocumentBatch:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glmforge_corpus.synthesise.questions import normalised_question, pattern_hash, question_hash
+from glmforge_corpus.synthesise.problem import normalised_question, pattern_hash, question_hash
 from glmforge_corpus.synthesise.stage import Problems, choose, first_occurrences
 
 

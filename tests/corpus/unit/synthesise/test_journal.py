@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from glmforge.errors import DataError
-from glmforge_corpus.synthesise.endpoint.budget import Budget, Prices
+from glmforge_corpus.synthesise.endpoint.ask import Budget, Prices
 from glmforge_corpus.synthesise.endpoint.journal import Journal
 
 ENTRIES = [

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from glmforge_corpus.synthesise.overlap import RUN, Runs
+from glmforge_corpus.synthesise.stage import RUN, Runs
 
 LETTERS = st.lists(st.sampled_from("ab"), max_size=60)
 

@@ -1,1 +1,0 @@
-"""Equal documents, paragraphs and ids."""

@@ -1,1 +1,0 @@
-"""Nearly equal documents, by MinHash and verification."""

@@ -1,1 +1,0 @@
-"""Documents that mean the same, by embeddings."""

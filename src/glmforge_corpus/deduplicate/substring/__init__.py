@@ -1,1 +1,0 @@
-"""Long passages that stand in several documents."""

@@ -1,1 +1,0 @@
-"""Lines that belong to the page and not to the text."""

@@ -1,1 +1,0 @@
-"""Programs: which documents are, in which language, and which of them are worth keeping."""

@@ -1,1 +1,0 @@
-"""A document's quality: a trained classifier's, or a heuristic."""

@@ -1,1 +1,0 @@
-"""Toxic documents: word lists and a trained classifier."""
