@@ -172,7 +172,7 @@ def heal(node: NodeArgument, name: NameOption = "default", directory: DirectoryO
         glmforge cluster dev heal node2
     """
     _open(name, directory).heal(node)
-    typer.echo(f"{node}: up")
+    typer.echo(f"{node}: is up")
 
 
 def _directory(name: str, directory: Path | None) -> Path:
