@@ -22,8 +22,7 @@ import pytest
 
 from glmforge.runtime.process import ProcessIdentity
 from glmforge_ops.dev import DevCluster, DevOptions, development_cluster
-from glmforge_ops.dev.modes import namespaces_refusal
-from glmforge_ops.dev.packages import needed
+from glmforge_ops.dev.packages import namespaces_refusal, needed
 from helpers.packages import install_or_skip
 
 NUM_NODES, GPUS_PER_NODE, CPUS_PER_NODE = 2, 2, 4

@@ -15,6 +15,7 @@ from pathlib import Path
 from glmforge_ops.dev import DevCluster
 from glmforge_ops.dev.host_processes import wait_until
 from glmforge_ops.dev.sshd import LISTENING, key_file
+from helpers.packages import install_or_skip
 from helpers.planted_faults import PlantedFault
 
 MASTER_PORT = 29_500
@@ -175,11 +176,18 @@ def other_data(node: Node) -> Iterator[None]:
 
 @contextmanager
 def wrong_clock(node: Node) -> Iterator[None]:
-    node.cluster.set_clock(node.name, 3600)
+    """For what its ssh server starts: a clock of the kernel is the whole machine's."""
+    install_or_skip(("faketime",), ("faketime",))
+    file = node.cluster.directory / f"ssh/{node.name}.sshd_config"
+    right = file.read_text()
+    variables = "LD_PRELOAD=/usr/$LIB/faketime/libfaketime.so.1 FAKETIME=+3600"
+    file.write_text(right.replace("SetEnv ", f"SetEnv {variables} "))
+    _restart_sshd(node)
     try:
         yield
     finally:
-        node.cluster.set_clock(node.name, 0)
+        file.write_text(right)
+        _restart_sshd(node)
 
 
 @contextmanager

@@ -1,224 +1,185 @@
-"""Hosts of a development cluster are brought up, at first and after a failure: all at the same time."""
+"""Starting and ending the hosts and daemons of a development cluster."""
 
 import os
 import socket
 import stat
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from functools import partial
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
-from glmforge.errors import HostError
-from glmforge.runtime.waiting import result_of
-from glmforge_ops.dev import accounting, network
-from glmforge_ops.dev.daemons import host_spec, hosts_file, make_munge_key
+from glmforge.errors import ConfigError, HostError
+from glmforge_ops.dev import network, slurm
 from glmforge_ops.dev.host_processes import (
-    CLUSTER_MARK,
-    StartedHost,
-    end_host,
-    end_marked,
+    end_processes,
+    ended_daemons,
+    last_line,
+    start_daemon,
     start_hosts,
     wait_until,
 )
 from glmforge_ops.dev.options import HEAD
-from glmforge_ops.dev.places import Places, free_ports
-from glmforge_ops.dev.slurm import answers, are_usable, run_slurm
-from glmforge_ops.dev.slurm_files import write_slurm_files
-from glmforge_ops.dev.sshd import make_keys, server_config, server_config_file, write_client_files
+from glmforge_ops.dev.packages import ensure, namespaces_refusal, needed
+from glmforge_ops.dev.places import Places
+from glmforge_ops.dev.sshd import write_ssh_files
 from glmforge_ops.dev.state import ClusterState, HostRecord
 
-START_LIMIT_S = 60.0
+_START_LIMIT_S = 60.0
 _USABLE_LIMIT_S = 180.0
-"""slurmctld asks a node that was down for more than a moment only now and then whether it is back."""
+"""slurmctld contacts a node that was down for long only now and then."""
 
 
-class BringUp:
-    """Hosts on their way up: keepers that take orders from this process. `state` is changed, and written by others."""
-
-    def __init__(self, places: Places, state: ClusterState) -> None:
-        self.places, self.state = places, state
-        self.started: dict[str, StartedHost] = {}
-        self._slurmd_since: dict[str, int] = {}
-
-    def everything(self) -> None:
-        """The whole cluster. Whoever calls ends it if this raises, see `end_everything`."""
-        places, options, nodes = self.places, self.state.options, self.state.options.node_names
-        places.make()
-        self._make_hosts_directories()
-        with ThreadPoolExecutor(2) as pool:
-            keys = pool.submit(make_keys, places, [HEAD, *nodes]) if self.state.ssh else None
-            self._head_and_addresses()
-            self._write_files()
-            database = pool.submit(accounting.make_database, places, self.state) if options.accounting else None
-            if options.slurm:
-                self.start("munged", [HEAD])
-            if keys is not None:
-                result_of(keys)
-                write_client_files(places, self.state)
-                self._write_server_configs()
-            self.nodes(nodes)
-            self.start("sshd", [HEAD, *nodes])
-            if database is not None:
-                self._start_accounting(database)
-        if options.slurm:
-            self.wait(lambda: _is_socket(places.munge_socket), "munged does not come up")
-            self.start("slurmctld", [HEAD])
-            # A slurmd that does not find the controller asks again a second later.
-            self.wait(lambda: self._listens(HEAD, "slurmctld", 6817), "slurmctld does not come up")
-            self.start("slurmd", nodes)
-        self.wait_until_up(nodes)
-        if options.accounting:
-            run_slurm(places, self.state, *accounting.user_registration())
-
-    def nodes(self, names: Sequence[str]) -> None:
-        """Nodes with their links, without daemons."""
-        specs = {name: host_spec(self.places, self.state, name, tied=False) for name in names}
-        head = self.state.hosts[HEAD].keeper
-        assert head is not None
-        namespaces = self.state.mode == "namespaces"
-        started = start_hosts(self.places, specs, within=head if namespaces else None)
-        self._note(started)
-        if not namespaces:
-            return
-        network.connect(head, started, {name: self.state.hosts[name].address for name in names})
-        for name, host in started.items():
-            if (rate := self.state.hosts[name].rate) is not None:
-                network.set_rate(head, name, host.keeper, rate)
-
-    def again(self, name: str) -> None:
-        """A node that has failed, with its daemons."""
-        for daemon in ("sshd", "slurmd"):
-            self.places.log(name, daemon).unlink(missing_ok=True)
-        self.nodes([name])
-        self.start("sshd", [name])
-        self.start("slurmd", [name])
-
-    def start(self, daemon: str, names: Sequence[str]) -> None:
-        """Start a daemon on the hosts that have it."""
-        for name in names:
-            if daemon == "slurmd":
-                self._slurmd_since[name] = int(time.time())
-            if daemon in host_spec(self.places, self.state, name, tied=False)["daemons"]:
-                self.started[name].tell(f"start {daemon}")
-
-    def wait_until_up(self, names: Sequence[str]) -> None:
-        """Until ssh servers answer, and Slurm says that these nodes can take jobs."""
-        if self.state.ssh:
-            self.wait(lambda: all(map(self._answers_ssh, names)), "the ssh servers do not come up")
-        if self.state.options.slurm:
-            since = {name: self._slurmd_since.get(name, 0) for name in names}
-            usable = partial(are_usable, self.places, self.state, since)
-            self.wait(usable, "Slurm's nodes do not come up", _USABLE_LIMIT_S)
-
-    def wait(self, reached: Callable[[], bool], otherwise: str, limit_s: float = START_LIMIT_S) -> None:
-        """Wait, unless a daemon ends: then the error says which, and its last words."""
-
-        def reached_with_all_alive() -> bool:
-            for name, host in self.started.items():
-                for line in host.ended_daemons():
-                    daemon, _, status = line.partition(" ")
-                    last = last_line(self.places, name, daemon)
-                    raise HostError(f"{daemon} of {name} has ended with status {status}: {last}")
-            return reached()
-
-        wait_until(reached_with_all_alive, limit_s, f"{otherwise} (logs in {self.places.logs})")
-
-    def _make_hosts_directories(self) -> None:
-        for name in (HEAD, *self.state.options.node_names):
-            for directory in (self.places.host(name), self.places.disk(name), self.places.home(name)):
-                directory.mkdir(mode=0o700)
-            self.places.spool(name).mkdir(mode=0o700)
-            self.state.hosts[name] = HostRecord(address="127.0.0.1")
-
-    def _head_and_addresses(self) -> None:
-        """The head, which ends with this process until it is told to stay; addresses or ports of all hosts."""
-        state, nodes = self.state, self.state.options.node_names
-        for file in (self.places / "hosts_file", self.places.ssh_config):  # mounted now, written soon
-            file.touch()
-        if state.mode == "plain":
-            daemons = [(HEAD, daemon) for daemon in ("slurmctld", "slurmdbd", "mariadbd", "sshd")]
-            daemons += [(name, daemon) for name in nodes for daemon in ("slurmd", "sshd")]
-            for (name, daemon), port in zip(daemons, free_ports(len(daemons)), strict=True):
-                state.hosts[name].ports[daemon] = port
-        self._note(start_hosts(self.places, {HEAD: host_spec(self.places, state, HEAD, tied=True)}))
-        if state.mode == "namespaces":
-            net, state.uplink = network.make_bridge(self.started[HEAD].keeper)
-            state.hosts[HEAD].address = network.head_address(net)
-            for number, name in enumerate(nodes, 1):
-                state.hosts[name].address = network.node_address(net, number)
-                state.hosts[name].rate = state.options.link_rate
-
-    def _write_files(self) -> None:
-        places, state, options = self.places, self.state, self.state.options
-        (places / "hosts_file").write_text(hosts_file(state))
-        for number in range(options.gpus):
-            device = places.gpus / f"nvidia{number}"
-            try:
-                os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(1, 3))  # as /dev/null is
-            except PermissionError:
-                device.touch(mode=0o600)
-        if options.slurm:
-            make_munge_key(places)
-            write_slurm_files(places, state)
-
-    def _write_server_configs(self) -> None:
-        for name in self.state.hosts:
-            server_config_file(self.places, name).write_text(server_config(self.places, self.state, name))
-
-    def _start_accounting(self, database: "Future[None]") -> None:
-        result_of(database)
-        self.wait(lambda: _is_socket(self.places.munge_socket), "munged does not come up")
-        self.start("mariadbd", [HEAD])
-        self.wait(lambda: _is_socket(self.places / "accounting/socket"), "the database does not come up")
-        self.start("slurmdbd", [HEAD])
-        self.wait(
-            lambda: answers(self.places, self.state, "sacctmgr", "-n", "show", "cluster"), "slurmdbd does not answer"
-        )
-        for command in accounting.REGISTRATION:
-            run_slurm(self.places, self.state, *command)
-
-    def _note(self, started: dict[str, StartedHost]) -> None:
-        self.started |= started
-        for name, host in started.items():
-            record = self.state.hosts[name]
-            record.keeper, record.launcher, record.cut = host.keeper, host.launcher, False
-
-    def _listens(self, name: str, daemon: str, port: int) -> bool:
-        record = self.state.hosts[name]
-        with suppress(OSError), socket.create_connection((record.address, record.ports.get(daemon, port)), 1.0):
-            return True
-        return False
-
-    def _answers_ssh(self, name: str) -> bool:
-        record = self.state.hosts[name]
-        with suppress(OSError), socket.create_connection((record.address, record.ports.get("sshd", 22)), 1.0) as server:
-            return server.recv(4) == b"SSH-"
-        return False
+def choose_mode(places: Places, state: ClusterState) -> None:
+    """Raises `HostError` or `ConfigError` for options that need namespaces where there are none."""
+    options = state.options
+    state.why_plain = "--plain was given" if options.mode == "plain" else namespaces_refusal() or ""
+    state.mode = "plain" if state.why_plain else "namespaces"
+    for name, asked in (("namespaces", options.mode), ("bare", options.bare), ("link_rate", options.link_rate)):
+        if state.why_plain and asked and asked != "plain":
+            raise HostError(f"{name}: each node must be a host in namespaces of its own, but {state.why_plain}")
+    if options.bare and places.directory.is_relative_to(Path.home()):
+        raise ConfigError(f"{places.directory}: bare nodes do not see this home directory; set another --directory")
 
 
-def end_everything(places: Places, state: ClusterState) -> None:
-    """End all hosts, the head first: with namespaces the others end with it."""
-    for record in state.hosts.values():
-        end_host(record, plain=state.mode == "plain")
+def install_programs(state: ClusterState, say: Callable[[str], None]) -> None:
+    hosts, options = state.mode == "namespaces", state.options
+    ensure(needed(slurm=options.slurm, accounting=options.accounting, namespaces=hosts, ssh=hosts), say)
+
+
+def bring_up(places: Places, state: ClusterState) -> int:
+    """Start a whole cluster. Returns a file descriptor: the cluster ends when it is closed without a line written."""
+    nodes = state.options.node_names
+    state.hosts = {name: HostRecord() for name in (HEAD, *nodes)}
+    places.make((HEAD, *nodes))
+    for file in (places / "hosts_file", places.ssh_config):  # mounted now, written soon
+        file.touch()
     if state.mode == "plain":
-        end_marked(f"{CLUSTER_MARK}={places.directory}")
-    if state.uplink is not None:
+        daemons = [(HEAD, daemon) for daemon in ("slurmctld", "slurmdbd", "mariadbd")] + [(n, "slurmd") for n in nodes]
+        for (name, daemon), port in zip(daemons, free_ports(len(daemons)), strict=True):
+            state.hosts[name].ports[daemon] = port
+    theirs, ours = os.pipe()
+    try:
+        start_hosts(places, state, [HEAD], tie=theirs)
+        if state.mode == "namespaces":
+            network.make_bridge(state)
+            names = "".join(f"{record.address} {name}\n" for name, record in state.hosts.items())
+            (places / "hosts_file").write_text(f"127.0.0.1 localhost\n::1 localhost ip6-localhost\n{names}")
+            write_ssh_files(places, state)
+            _start_sshd(places, state, HEAD)
+        for number in range(state.options.gpus):
+            _make_device(places / f"gpus/nvidia{number}")
+        if state.options.slurm:
+            slurm.write_slurm_files(places, state)
+            _start_slurm(places, state)
+        since = start_nodes(places, state, nodes)
+        wait_until_up(places, state, nodes, [HEAD, *nodes], since)
+    except BaseException:
+        os.close(ours)
+        raise
+    finally:
+        os.close(theirs)
+    return ours
+
+
+def start_nodes(places: Places, state: ClusterState, nodes: Sequence[str]) -> int:
+    """Start nodes with their links and daemons. Returns the time before that, in seconds."""
+    since = int(time.time())
+    start_hosts(places, state, nodes)
+    if state.mode == "namespaces":
+        network.connect(state, nodes)
+    for node in nodes:
+        _start_sshd(places, state, node)
+        if state.options.slurm:
+            start_daemon(places, state, node, "slurmd", "-D", "-N", node, "-f", str(places.slurm_conf))
+    return since
+
+
+def wait_until_up(
+    places: Places, state: ClusterState, nodes: Sequence[str], watched: Sequence[str], since: int
+) -> None:
+    """Until ssh servers answer, and Slurm would give these nodes jobs; their slurmd started at `since` or later."""
+    if state.mode == "namespaces":
+
+        def answer() -> bool:
+            return all(_answers(state, node, "sshd", 22, b"SSH-") for node in nodes)
+
+        _wait(places, answer, watched, "ssh servers do not start")
+    if state.options.slurm:
+
+        def are_usable() -> bool:
+            return slurm.are_usable(places, state, nodes, since)
+
+        _wait(places, are_usable, watched, "nodes of Slurm do not start", _USABLE_LIMIT_S)
+
+
+def end_cluster(places: Places, state: ClusterState | None) -> None:
+    """End all processes, also those that the state does not mention, and remove the uplink."""
+    hosts = state.hosts.values() if state is not None else ()
+    end_processes(places, keepers=[record.keeper for record in hosts if record.keeper is not None])
+    if state is not None and state.uplink is not None:
         network.remove_uplink(state.uplink)
 
 
-def last_line(places: Places, host: str, daemon: str) -> str:
-    """Of the log of a daemon: the one that says what it ended for, or the last; Slurm has errors that mean nothing."""
-    with suppress(OSError):
-        lines = [line for line in places.log(host, daemon).read_text(errors="replace").splitlines() if line.strip()]
-        fatal = [line for line in lines if "fatal" in line.lower()]
-        if lines:
-            return (fatal or lines)[-1].strip()
-    return "it says nothing"
+def free_ports(count: int) -> list[int]:
+    """Different ports of the loopback that are free now."""
+    with ExitStack() as stack:
+        servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [server.getsockname()[1] for server in servers]
 
 
-def _is_socket(path: os.PathLike[str]) -> bool:
+def _start_sshd(places: Places, state: ClusterState, host: str) -> None:
+    if state.mode == "namespaces":
+        start_daemon(places, state, host, "sshd", "-D", "-e", "-f", f"{places.directory}/ssh/{host}.sshd_config")
+
+
+def _start_slurm(places: Places, state: ClusterState) -> None:
+    """Daemons of the head, one after the other."""
+    is_ready = {
+        "munged": lambda: _is_socket(places / "munge/socket"),
+        "mariadbd": lambda: _is_socket(places / "accounting/socket"),
+        "slurmdbd": lambda: slurm.try_slurm(places, state, "sacctmgr", "-n", "show", "cluster").returncode == 0,
+        # A slurmd that does not find the controller tries again a second later.
+        "slurmctld": lambda: _answers(state, HEAD, "slurmctld", 6817),
+    }
+    for daemon, arguments in slurm.daemons_of_head(places, state):
+        start_daemon(places, state, HEAD, daemon, *arguments)
+        _wait(places, is_ready[daemon], [HEAD], f"{daemon} does not start")
+        if daemon == "slurmdbd":
+            slurm.register(places, state)
+
+
+def _wait(
+    places: Places,
+    reached: Callable[[], bool],
+    watched: Sequence[str],
+    otherwise: str,
+    limit_s: float = _START_LIMIT_S,
+) -> None:
+    """Wait, unless a daemon of the hosts `watched` ends: then the error has the last line of its log."""
+
+    def reached_with_all_alive() -> bool:
+        for host in watched:
+            for line in ended_daemons(places, host):
+                daemon, _, status = line.partition(" ")
+                raise HostError(f"{daemon} of {host} ended with status {status}: {last_line(places, host, daemon)}")
+        return reached()
+
+    wait_until(reached_with_all_alive, limit_s, f"{otherwise}; logs are in {places.logs}")
+
+
+def _answers(state: ClusterState, host: str, daemon: str, usual_port: int, greeting: bytes = b"") -> bool:
+    address = (state.hosts[host].address, state.port(host, daemon, usual_port))
+    with suppress(OSError), socket.create_connection(address, 1.0) as server:
+        return server.recv(len(greeting)) == greeting if greeting else True
+    return False
+
+
+def _is_socket(path: Path) -> bool:
+    return path.exists() and stat.S_ISSOCK(path.stat().st_mode)
+
+
+def _make_device(path: Path) -> None:
     try:
-        return stat.S_ISSOCK(os.stat(path).st_mode)  # noqa: PTH116
-    except FileNotFoundError:
-        return False
+        os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 3))  # like /dev/null
+    except PermissionError:
+        path.touch(mode=0o600)

@@ -1,175 +1,153 @@
-"""Hosts of a development cluster as processes: started, entered, ended.
+"""Processes of a development cluster: started, found and killed.
 
-A host lives as long as its keeper (see keeper.py). With namespaces, the nodes' lie within the head's namespace of
-process ids: whatever ends the head ends all, and the kernel sees to it. Nothing has a name in the system; the
-namespaces' mounts, interfaces and processes go with them.
+A host is up as long as its first process (`templates/host.sh`). With namespaces that is process 1 of the host: the
+kernel ends everything else of the host with it, and the nodes with the head, since their namespaces of process ids lie
+in the head's. No namespace has a name, so nothing of them outlives their processes.
+
+Every process of a cluster carries marks in its environment, by which it is found, also after a crash of whatever
+started it. `python -m glmforge_ops.dev.host_processes DIRECTORY` kills all that belong to the cluster in DIRECTORY.
 """
 
-import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import psutil
 
 from glmforge.errors import HostError
 from glmforge.runtime.process import ProcessIdentity, identify, is_alive
+from glmforge_ops.dev.options import HEAD
+from glmforge_ops.dev.packages import NAMESPACES, find
 from glmforge_ops.dev.places import Places
-from glmforge_ops.dev.state import HostRecord
+from glmforge_ops.dev.state import ClusterState
 
-NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid")
 CLUSTER_MARK, HOST_MARK = "GLMFORGE_DEV_CLUSTER", "GLMFORGE_DEV_HOST"
-"""Variables of every process in a cluster, and of sessions on one of its hosts."""
+"""Variables of every process: directory of the cluster, name of the host."""
 
 _END_LIMIT_S = 30.0
 _POLL_S = 0.02
+_HOST_SCRIPT = Path(__file__).with_name("templates") / "host.sh"
+_DAEMON_SCRIPT = 'ended=$1; shift; "$@"; echo "$0 $?" >>"$ended"'
 
 
-@dataclass
-class StartedHost:
-    """A host whose keeper is told what to start: by this process only, as long as it lives."""
-
-    name: str
-    places: Places
-    process: "subprocess.Popen[str]"
-    keeper: ProcessIdentity
-
-    @property
-    def pid(self) -> int:
-        return self.keeper.pid
-
-    @property
-    def launcher(self) -> ProcessIdentity:
-        return identify(self.process.pid)
-
-    def tell(self, line: str) -> None:
-        """`start DAEMON` or `detach`."""
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write(f"{line}\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            raise HostError(f"{self.name}: has ended; see {self.places.log(self.name, 'keeper')}") from None
-
-    def ended_daemons(self) -> list[str]:
-        """`DAEMON STATUS` of those that are no more."""
-        file = ended_file(self.places, self.name)
-        return file.read_text().splitlines() if file.exists() else []
+def environment_of(places: Places, host: str | None = None) -> dict[str, str]:
+    """Variables of a process in the cluster: this process's without Slurm's, and the marks."""
+    outer = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_", "SLURMD_"))}
+    path = os.pathsep.join([outer.get("PATH", os.defpath), "/usr/sbin", "/sbin", "/usr/bin", "/bin"])
+    marks = {CLUSTER_MARK: str(places.directory), "SLURM_CONF": str(places.slurm_conf)}
+    return outer | {"PATH": path} | marks | ({HOST_MARK: host} if host else {})
 
 
-def ended_file(places: Places, host: str) -> Path:
-    return places.host(host) / "ended"
+def start_hosts(places: Places, state: ClusterState, names: Sequence[str], tie: int | None = None) -> None:
+    """Start hosts without daemons, all at the same time; `state` gets their first processes.
 
-
-def start_hosts(
-    places: Places, specs: Mapping[str, Mapping[str, Any]], within: ProcessIdentity | None = None
-) -> dict[str, StartedHost]:
-    """Start these hosts at the same time; `within` is the head, whose namespaces nodes' lie in.
-
-    A spec is what keeper.py reads. Raises `HostError` with what the first one says that fails.
+    `tie`: a file descriptor; the cluster ends when its other end is closed. Raises `HostError` if a host fails.
     """
-    processes = {name: _launch(places, name, spec, within) for name, spec in specs.items()}
-    hosts = {}
+    processes = {name: _launch(places, state, name, tie) for name in names}
+    lines = {}
     for name, process in processes.items():
-        assert process.stdout is not None
-        line = process.stdout.readline().strip()
-        process.stdout.close()
+        with process:
+            assert process.stdout is not None
+            lines[name] = process.stdout.readline().strip()
+    for name, line in lines.items():
         if not line.isdecimal():
-            said = places.log(name, "keeper").read_text().strip().splitlines()
-            for other in processes.values():
-                other.kill()
-                other.wait()
-            raise HostError(f"{name}: does not come up: {said[-1] if said else 'no reason given'}")
-        hosts[name] = StartedHost(name, places, process, identify(int(line)))
-    return hosts
+            raise HostError(f"{name}: cannot be started: {last_line(places, name, 'host')}")
+        state.hosts[name].keeper, state.hosts[name].cut = identify(int(line)), False
 
 
-def _launch(
-    places: Places, name: str, spec: Mapping[str, Any], within: ProcessIdentity | None
-) -> "subprocess.Popen[str]":
-    directory = places.host(name)
-    (directory / "spec.json").write_text(json.dumps({**spec, "ended": str(ended_file(places, name))}, indent=1))
-    ended_file(places, name).unlink(missing_ok=True)
-    command = [sys.executable, "-I", "-S", str(Path(__file__).with_name("keeper.py")), str(directory / "spec.json")]
-    if spec["namespaces"]:
+def _launch(places: Places, state: ClusterState, name: str, tie: int | None) -> "subprocess.Popen[str]":
+    home = str(Path.home()) if state.options.bare else ""
+    command = ["sh", str(_HOST_SCRIPT), state.mode, name, str(places.directory), state.options.shm_size, home]
+    if name == HEAD:  # what it does when the tie ends
+        kill = [sys.executable, "-m", "glmforge_ops.dev.host_processes", str(places.directory)]
+        command += ["true"] if state.mode == "namespaces" else kill
+    if state.mode == "namespaces":
         command = ["unshare", *NAMESPACES, "--fork", "--kill-child=KILL", *command]
-        if within is not None:
-            command = ["nsenter", f"--target={within.pid}", "--pid", *command]
-    with places.log(name, "keeper").open("wb") as log:
+        if name != HEAD:
+            command = entering(state, HEAD, *command, namespaces=["--pid"])
+    (places.host(name) / "ended").unlink(missing_ok=True)
+    with places.log(name, "host").open("wb") as log:
+        stdin = subprocess.DEVNULL if tie is None else tie
+        variables = environment_of(places, name)
         return subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=daemon_environment(places),
-            start_new_session=True,
+            ["setsid", "--fork", *command], stdin=stdin, stdout=subprocess.PIPE, stderr=log, text=True, env=variables
         )
 
 
-def daemon_environment(places: Places) -> dict[str, str]:
-    """Variables of everything that runs in the cluster: those of this process, but Slurm's, and where Slurm is."""
-    outer = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
-    path = os.pathsep.join([outer.get("PATH", os.defpath), "/usr/sbin", "/sbin", "/usr/bin", "/bin"])
-    marks = {CLUSTER_MARK: str(places.directory), "SLURM_CONF": str(places.slurm_conf)}
-    return outer | {"PATH": path} | marks
+def start_daemon(places: Places, state: ClusterState, host: str, daemon: str, *arguments: str) -> None:
+    """Start a daemon on a host that is up; its end is noted, see `ended_daemons`."""
+    # By its whole path, as sshd demands; daemons may be outside PATH.
+    command = ["sh", "-c", _DAEMON_SCRIPT, daemon, f"{places.host(host)}/ended", find(daemon) or daemon, *arguments]
+    command = entering(state, host, "setsid", "--fork", *command, directory="/")
+    variables = environment_of(places, host)
+    with places.log(host, daemon).open("ab") as log:
+        subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=variables, cwd="/", check=True)
 
 
-def entering(keeper: ProcessIdentity, *command: str, namespaces: Sequence[str] = NAMESPACES) -> list[str]:
-    """What runs a command on a host with namespaces, in this process's directory."""
-    directory = [f"--wdns={Path.cwd()}"] if "--mount" in namespaces else []
-    return ["nsenter", f"--target={keeper.pid}", *namespaces, *directory, "--", *command]
+def ended_daemons(places: Places, host: str) -> list[str]:
+    """Lines `DAEMON STATUS` of daemons that have ended since their host was started."""
+    file = places.host(host) / "ended"
+    return file.read_text().splitlines() if file.exists() else []
 
 
-def end_host(record: HostRecord, *, plain: bool) -> None:
-    """End all processes of a host at once. Raises `HostError` if that cannot be done."""
-    keeper = record.keeper
-    if keeper is None:
-        return
-    # Without namespaces, the keeper ends its processes before itself.
-    _send(keeper, signal.SIGTERM if plain else signal.SIGKILL)
-    ending = [process for process in (keeper, record.launcher) if process is not None]
-    wait_until(lambda: not any(map(_is_there, ending)), _END_LIMIT_S, f"process {keeper.pid} does not end")
+def last_line(places: Places, host: str, daemon: str) -> str:
+    """Of a daemon's log: the last line with a fatal error, or the last one."""
+    file = places.log(host, daemon)
+    lines = file.read_text(errors="replace").strip().splitlines() if file.exists() else []
+    return ([line for line in lines if "fatal" in line.lower()] or lines or ["its log is empty"])[-1]
 
 
-def end_marked(mark: str) -> None:
-    """End this user's processes with `mark`, NAME=VALUE, in their environment: jobs and commands of a plain cluster.
+def entering(
+    state: ClusterState, host: str, *command: str, namespaces: Sequence[str] = NAMESPACES, directory: str | None = None
+) -> list[str]:
+    """Command line that runs a command on a host, in `directory` (default: the current one)."""
+    if state.mode == "plain":
+        return list(command)
+    there = [f"--wdns={directory or Path.cwd()}"] if "--mount" in namespaces else []
+    return ["nsenter", f"--target={state.pid(host)}", *namespaces, *there, "--", *command]
 
-    Those that this process was started by are spared: a shell on a node may end its own cluster.
+
+def end_processes(places: Places, host: str | None = None, keepers: Sequence[ProcessIdentity] = ()) -> None:
+    """Kill all processes of a host, or of the cluster, and wait until they and `keepers` are gone.
+
+    Whoever calls this from within is spared. Raises `HostError` if some do not end.
     """
-    spared = _ancestors()
+    spared = {os.getpid(), *(process.pid for process in psutil.Process().parents())}
 
-    def end_those_left() -> bool:
-        left = [pid for pid in _marked(mark) if pid not in spared]
-        for pid in left:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        return not left
+    def none_left() -> bool:
+        left = [process for process in _processes(places, host) if process.pid not in spared]
+        for process in left:
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                process.kill()
+        return not left and not any(map(is_alive, keepers))
 
-    wait_until(end_those_left, _END_LIMIT_S, f"processes with {mark} do not end")
-
-
-def _marked(mark: str) -> list[int]:
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdecimal():
-            with suppress(OSError):  # another user's, or it has just ended
-                if mark.encode() in (process / "environ").read_bytes().split(b"\0"):
-                    found.append(int(process.name))
-    return found
+    wait_until(none_left, _END_LIMIT_S, f"{host or places.directory}: processes do not end")
 
 
-def _ancestors() -> set[int]:
-    found, pid = set(), os.getpid()
-    while pid > 0:
-        found.add(pid)
-        pid = int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[1])
-    return found
+def _processes(places: Places, host: str | None) -> list[psutil.Process]:
+    """Those with marks, and their descendants: jobs may have another environment."""
+    found = {process.pid: process for process in psutil.process_iter(["ppid", "status", "environ"])}
+    marked = {pid for pid, process in found.items() if _is_marked(process.info["environ"] or {}, places, host)}
+
+    def is_ours(pid: int) -> bool:
+        while pid in found and pid not in marked:
+            pid = found[pid].info["ppid"]
+        return pid in marked
+
+    alive = (pid for pid, process in found.items() if process.info["status"] != psutil.STATUS_ZOMBIE)
+    return [found[pid] for pid in alive if is_ours(pid)]
+
+
+def _is_marked(environment: Mapping[str, str], places: Places, host: str | None) -> bool:
+    node = environment.get("SLURMD_NODENAME")  # of a job, which may have been submitted elsewhere, without marks
+    in_job = node is not None and environment.get("SLURM_CONF") == str(places.slurm_conf)
+    if not in_job and environment.get(CLUSTER_MARK) != str(places.directory):
+        return False
+    return host is None or host == (node or environment.get(HOST_MARK))
 
 
 def wait_until(reached: Callable[[], bool], limit_s: float, otherwise: str) -> None:
@@ -177,24 +155,9 @@ def wait_until(reached: Callable[[], bool], limit_s: float, otherwise: str) -> N
     deadline = time.monotonic() + limit_s
     while not reached():
         if time.monotonic() > deadline:
-            raise HostError(f"{otherwise} within {limit_s:g} s")
+            raise HostError(f"{otherwise} (limit {limit_s:g} s)")
         time.sleep(_POLL_S)
 
 
-def _send(process: ProcessIdentity, number: signal.Signals) -> None:
-    """Send a signal to this process, and to no other that has got its id since."""
-    with suppress(ProcessLookupError):
-        descriptor = os.pidfd_open(process.pid)
-        try:
-            if is_alive(process):
-                signal.pidfd_send_signal(descriptor, number)
-        except PermissionError:
-            raise HostError(f"process {process.pid} is another user's; end the cluster as who started it") from None
-        finally:
-            os.close(descriptor)
-
-
-def _is_there(process: ProcessIdentity) -> bool:
-    with suppress(ChildProcessError):  # not ours: whose child it is waits for it
-        os.waitpid(process.pid, os.WNOHANG)
-    return bool(is_alive(process))
+if __name__ == "__main__":
+    end_processes(Places(Path(sys.argv[1])))

@@ -1,125 +1,110 @@
 """The network of a development cluster: a bridge in the head's namespace, and a link from it to each node.
 
 No route leads out of it. This machine reaches the hosts by one interface, the uplink, whose other end is on the bridge:
-it goes with the head. Rates hold in both directions, one limit at each end of a link.
+it goes with the head. Rates hold in both directions, with a limit at each end of a link.
 """
 
+import json
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from ipaddress import IPv4Network
-from pathlib import Path
 
 from glmforge.errors import HostError
-from glmforge.runtime.process import ProcessIdentity
-from glmforge_ops.dev.host_processes import StartedHost, entering
+from glmforge_ops.dev.host_processes import entering
+from glmforge_ops.dev.options import HEAD
+from glmforge_ops.dev.state import ClusterState
 
-INTERFACE = "eth0"
-BRIDGE = "bridge"
-PREFIX_LENGTH = 24
-NETWORKS = tuple(IPv4Network("10.77.0.0/16").subnets(new_prefix=PREFIX_LENGTH))
-
+_INTERFACE, _BRIDGE = "eth0", "bridge"
 _HEAD, _OUTSIDE = 254, 253
+_NETWORKS = tuple(IPv4Network("10.77.0.0/16").subnets(new_prefix=24))
 
 # A burst of 64 KiB is more than what the kernel sends at once; what waits longer than the latency is dropped.
 _SLOW = "root tbf rate {rate} burst 64kb latency 400ms"
 
 
-def node_address(network: IPv4Network, number: int) -> str:
-    """Of the node of that number, the first being 1."""
-    return str(network[number])
+def make_bridge(state: ClusterState) -> None:
+    """The bridge, this machine's link to it, and the addresses of all hosts.
 
-
-def head_address(network: IPv4Network) -> str:
-    return str(network[_HEAD])
-
-
-def hardware_address(address: str) -> str:
-    """Of an interface: a node keeps it over a failure, as a machine does. With another one, all who knew the old one
-    would send to nobody for half a minute."""
-    return ":".join(["02", "67", *(f"{int(part):02x}" for part in address.split("."))])
-
-
-def make_bridge(head: ProcessIdentity) -> tuple[IPv4Network, str]:
-    """The bridge and this machine's link to it: its network, and the name of the uplink.
-
-    The network is one that this machine has no route to. The uplink's name says which, so that no two clusters take
-    the same.
+    The network is one that this machine has no route to. The uplink's name contains its number, so that two clusters
+    cannot take the same.
     """
-    for number, network in enumerate(NETWORKS):
+    network, state.uplink = _make_uplink(state.pid(HEAD))
+    state.hosts[HEAD].address = str(network[_HEAD])
+    for number, name in enumerate(state.options.node_names, 1):
+        state.hosts[name].address, state.hosts[name].rate = str(network[number]), state.options.link_rate
+    inside = [f"link add {_BRIDGE} type bridge", "link set lo up", f"link set {_BRIDGE} up"]
+    inside += [f"addr add {network[_HEAD]}/24 dev {_BRIDGE}", f"link set uplink master {_BRIDGE} up"]
+    _ip(state, HEAD, inside)
+    _ip(state, None, [f"addr add {network[_OUTSIDE]}/24 dev {state.uplink}", f"link set {state.uplink} up"])
+
+
+def _make_uplink(head: int) -> tuple[IPv4Network, str]:
+    routes = [route["dst"] for route in json.loads(_run(["ip", "-4", "-json", "route"]).stdout or "[]")]
+    taken = [IPv4Network(route) for route in routes if route != "default"]
+    for number, network in enumerate(_NETWORKS):
         uplink = f"glmforge{number}"
-        if any(network.overlaps(route) for route in _routes()):
+        if any(network.overlaps(route) for route in taken):
             continue
-        add = f"link add {uplink} type veth peer name uplink netns {head.pid}"
-        done = subprocess.run(["ip", *add.split()], capture_output=True, text=True, check=False)
+        done = _run(["ip", *f"link add {uplink} type veth peer name uplink netns {head}".split()])
         if done.returncode == 0:
-            break
+            return network, uplink
         if "File exists" not in done.stderr:
             raise HostError(f"{uplink}: cannot be made: {done.stderr.strip()}")
-    else:
-        raise HostError(f"no network of {NETWORKS[0].supernet(new_prefix=16)} is free; end other clusters first")
-    address = f"{head_address(network)}/{PREFIX_LENGTH}"
-    inside = [f"link add {BRIDGE} type bridge", "link set lo up", f"link set {BRIDGE} up"]
-    inside += [f"addr add {address} dev {BRIDGE}", f"link set uplink master {BRIDGE} up"]
-    _ip(inside, head)
-    _ip([f"addr add {network[_OUTSIDE]}/{PREFIX_LENGTH} dev {uplink}", f"link set {uplink} up"])
-    return network, uplink
+    raise HostError("no network of 10.77.0.0/16 is free; end other clusters first")
 
 
 def remove_uplink(name: str) -> None:
     """It goes with the head anyway, but not at once."""
-    subprocess.run(["ip", "link", "delete", name], capture_output=True, check=False)
+    _run(["ip", "link", "delete", name])
 
 
-def connect(head: ProcessIdentity, nodes: Mapping[str, StartedHost], addresses: Mapping[str, str]) -> None:
-    """A link to each of these nodes, which has none."""
+def connect(state: ClusterState, nodes: Sequence[str]) -> None:
+    """A link to each of these nodes, which have none.
+
+    A node keeps its hardware address after a failure, as a machine does: with a new one, others would send to the old
+    one for half a minute.
+    """
     lines = []
-    for name, node in nodes.items():
-        hardware = hardware_address(addresses[name])
-        lines.append(f"link add {name} type veth peer name {INTERFACE} address {hardware} netns {node.pid}")
-        lines.append(f"link set {name} master {BRIDGE} up")
-    _ip(lines, head)
-    for name, node in nodes.items():
-        address = f"addr add {addresses[name]}/{PREFIX_LENGTH} dev {INTERFACE}"
-        _ip(["link set lo up", address, f"link set {INTERFACE} up"], node.keeper)
+    for name in nodes:
+        hardware = ":".join(["02", "67", *(f"{int(part):02x}" for part in state.hosts[name].address.split("."))])
+        lines.append(f"link add {name} type veth peer name {_INTERFACE} address {hardware} netns {state.pid(name)}")
+        lines.append(f"link set {name} master {_BRIDGE} up")
+    _ip(state, HEAD, lines)
+    for name in nodes:
+        address = f"addr add {state.hosts[name].address}/24 dev {_INTERFACE}"
+        _ip(state, name, ["link set lo up", address, f"link set {_INTERFACE} up"])
+        if state.hosts[name].rate is not None:
+            set_rate(state, name, state.hosts[name].rate)
 
 
-def disconnect(head: ProcessIdentity, node: str) -> None:
-    """Take the link away: nothing of what the node still sends arrives."""
-    _ip([f"link delete {node}"], head)
+def disconnect(state: ClusterState, node: str) -> None:
+    """Remove the link, if there is one: nothing that the node still sends arrives."""
+    _run(entering(state, HEAD, "ip", "link", "delete", node, namespaces=["--net"]))
 
 
-def set_link(head: ProcessIdentity, node: str, *, up: bool) -> None:
-    """Cut or mend a link; nobody is told."""
-    _ip([f"link set {node} {'up' if up else 'down'}"], head)
+def set_link(state: ClusterState, node: str, *, up: bool) -> None:
+    """Cut or restore a link; neither end notices."""
+    _ip(state, HEAD, [f"link set {node} {'up' if up else 'down'}"])
 
 
-def set_rate(head: ProcessIdentity, node: str, keeper: ProcessIdentity, rate: str | None) -> None:
-    """Limit a link to `rate` in each direction; None: no limit."""
-    for process, interface in ((head, node), (keeper, INTERFACE)):
-        if rate is None:
-            command = f"tc qdisc delete dev {interface} root"
-        else:
-            command = f"tc qdisc replace dev {interface} {_SLOW.format(rate=rate)}"
-        done = _run(entering(process, *command.split(), namespaces=["--net"]))
+def set_rate(state: ClusterState, node: str, rate: str | None) -> None:
+    """Limit a link to `rate` in each direction; None: unlimited."""
+    for host, interface in ((HEAD, node), (node, _INTERFACE)):
+        change = (
+            f"delete dev {interface} root" if rate is None else f"replace dev {interface} {_SLOW.format(rate=rate)}"
+        )
+        done = _run(entering(state, host, "tc", "qdisc", *change.split(), namespaces=["--net"]))
         if done.returncode != 0 and rate is not None:
             raise HostError(f"{node}: its link cannot be limited: {done.stderr.strip()}")
 
 
-def _ip(lines: Sequence[str], within: ProcessIdentity | None = None) -> None:
+def _ip(state: ClusterState, host: str | None, lines: Sequence[str]) -> None:
+    """On a host, or on this machine."""
     command = ["ip", "-batch", "-"]
-    done = _run(entering(within, *command, namespaces=["--net"]) if within else command, "\n".join(lines))
+    done = _run(entering(state, host, *command, namespaces=["--net"]) if host else command, "\n".join(lines))
     if done.returncode != 0:
         raise HostError(f"ip: {' '.join(done.stderr.split())}")
 
 
 def _run(command: Sequence[str], text: str = "") -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-
-
-def _routes() -> Iterable[IPv4Network]:
-    """This machine's, but the one that leads everywhere."""
-    for line in Path("/proc/net/route").read_text().splitlines()[1:]:
-        fields = line.split()
-        destination, mask = (int.from_bytes(bytes.fromhex(fields[at]), "little") for at in (1, 7))
-        if mask:
-            yield IPv4Network((destination, bin(mask).count("1")))

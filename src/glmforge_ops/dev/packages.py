@@ -1,20 +1,19 @@
-"""Programs that a development cluster runs, and the Debian packages they come in."""
+"""Programs that a development cluster runs, the Debian packages that contain them, and whether hosts can have
+namespaces here."""
 
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 
 from glmforge.errors import HostError
+
+NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid")
 
 _NETWORK = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"}
 _SSH = {"sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}
 _SLURM = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge"}
-# The server without what starts it when the machine starts.
-_ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server-core"}
-CLOCK = {"faketime": "faketime"}
-
+_ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server-core"}  # without what starts it at boot
 _INSTALL_LIMIT_S = 1200
 
 
@@ -25,52 +24,49 @@ def needed(*, slurm: bool, accounting: bool, namespaces: bool, ssh: bool) -> dic
 
 
 def find(program: str) -> str | None:
-    """Path of a program; daemons are not on everybody's PATH."""
+    """Path of a program; daemons may be outside PATH."""
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin", "/usr/local/sbin"])
     return shutil.which(program, path=path)
 
 
 def ensure(programs: dict[str, str], say: Callable[[str], None]) -> None:
-    """Have these programs: installed, which is said, where that is allowed. Raises `HostError` where it is not."""
-    missing = [program for program in programs if find(program) is None]
-    if not missing:
+    """Install what is missing if this is root on Debian. Raises `HostError` where that is not possible."""
+
+    def missing() -> list[str]:
+        return [program for program in programs if find(program) is None]
+
+    if not missing():
         return
-    packages = sorted({programs[program] for program in missing})
-    mend = f"apt-get install {' '.join(packages)}"
-    if os.geteuid() != 0:
-        raise HostError(f"missing: {', '.join(missing)}; install them as root: {mend}")
-    if find("apt-get") is None:
-        raise HostError(
-            f"missing: {', '.join(missing)}; install them, in Debian they are in the packages {', '.join(packages)}"
-        )
+    packages = sorted({programs[program] for program in missing()})
+    install = f"apt-get install {' '.join(packages)}"
+    if os.geteuid() != 0 or find("apt-get") is None:
+        raise HostError(f"missing: {', '.join(missing())}; install as root (Debian: {install})")
     say(f"installing {', '.join(packages)}")
-    _install(packages, mend)
-    if missing := [program for program in programs if find(program) is None]:
-        raise HostError(f"missing: {', '.join(missing)}, also after '{mend}'")
-
-
-def ensure_hosts_file(say: Callable[[str], None], file: Path = Path("/etc/hosts")) -> None:
-    """Have the file that each host gets one of its own in the place of; the barest of systems have none."""
-    if not file.exists():
-        say(f"making an empty {file}, which this machine lacks")
-        file.touch(mode=0o644)
-
-
-def _install(packages: Iterable[str], mend: str) -> None:
-    apt = ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"]
     for command in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
-        try:
-            done = subprocess.run(
-                [*apt, *command],
-                env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_INSTALL_LIMIT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise HostError(f"'{mend}' has not ended in {_INSTALL_LIMIT_S} s; run it by hand") from None
+        done = subprocess.run(
+            ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300", *command],
+            env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_INSTALL_LIMIT_S,
+            check=False,
+        )
         if done.returncode != 0:
-            said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-            raise HostError(f"'{mend}' fails: {said[-1] if said else 'no reason given'}")
+            output = (done.stderr.strip() or done.stdout.strip()).splitlines()
+            raise HostError(f"'{install}' failed: {output[-1] if output else 'no output'}")
+    if missing():
+        raise HostError(f"still missing after '{install}': {', '.join(missing())}")
+
+
+def namespaces_refusal() -> str | None:
+    """Why this process may not make hosts in namespaces; None if it may."""
+    if os.geteuid() != 0:
+        return "you are not root"
+    if find("unshare") is None:
+        return "'unshare' is not installed"
+    # `ip` may not be installed yet.
+    attempt = ["ip", "link", "add", "one", "type", "veth", "peer", "name", "two"] if find("ip") else ["true"]
+    command = ["unshare", *NAMESPACES, "--fork", "--mount-proc", *attempt]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (done.stderr.strip().splitlines() or ["unshare failed"])[-1] if done.returncode else None

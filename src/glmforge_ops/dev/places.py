@@ -1,83 +1,60 @@
-"""Where everything of a development cluster lies: one directory, which is all that it ever writes to."""
+"""The directory of a development cluster: everything that the cluster writes is in it."""
 
 import fcntl
 import os
-import pwd
 import re
 import shutil
-import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from glmforge.errors import ConfigError, GlmforgeError, HostError
+from glmforge.errors import ConfigError, HostError
 from glmforge.files import shown
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
+MAX_NODES = 200
+"""Limited by the addresses of a cluster's network."""
+
 SAFE_PATH = re.compile(r"(/[A-Za-z0-9_+.-]+)+")
-"""What means nothing but itself in Slurm's files, and in a shell."""
-_FOLDERS = ("glmforge", "dev")
+"""Paths that need no quotes in Slurm's files or in a shell."""
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 _MARK = ".glmforge-dev-cluster"
-_SPOOL = "spool"
-_LONGEST_SOCKET = f"/{_SPOOL}/node200/node200_99999999.4294967291"
-"""Of a job's batch step, which Slurm numbers so."""
+_LONGEST_SOCKET = f"/spool/node{MAX_NODES}/node{MAX_NODES}_99999999.4294967291"
+"""Of a job's batch step, which has this number in Slurm."""
 LONGEST = 107 - len(_LONGEST_SOCKET)
-"""Bytes of the directory of a cluster with Slurm: the kernel takes 107 of a socket's path."""
+"""Bytes of the directory of a cluster with Slurm: the kernel allows 107 for a socket's path."""
 
 _HIDDEN = ("/run", "/var/run", "/dev", "/proc", "/sys")
-"""What each host has of its own."""
+"""Every host has its own."""
 
 
 def default_directory(name: str) -> Path:
-    """Where the cluster of that name lies if nothing is said. Raises `ConfigError` for what is no name."""
+    """Directory of the cluster called `name`. Raises `ConfigError` for an invalid name."""
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"cluster name {shown(name)!r}: write lower-case letters, digits and dashes, at most 31")
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(cache, *_FOLDERS, name)
+        raise ConfigError(f"cluster name {shown(name)!r}: use at most 31 lower-case letters, digits and dashes")
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "glmforge", "dev", name)
 
 
 @dataclass(frozen=True)
 class Places:
-    """Paths in the directory of a cluster."""
+    """Paths in the directory of a cluster. Raises `ConfigError` for a directory that cannot be used."""
 
     directory: Path
 
     def __post_init__(self) -> None:
         path = str(self.directory)
         if not SAFE_PATH.fullmatch(path) or ".." in self.directory.parts:
-            raise ConfigError(
-                f"{shown(path)}: Slurm takes only absolute paths of letters, digits and _+.-; set another --directory"
-            )
+            raise ConfigError(f"{shown(path)}: use an absolute --directory of letters, digits and _+.- for Slurm")
         if any(self.directory.is_relative_to(hidden) for hidden in _HIDDEN):
-            raise ConfigError(f"{path}: hosts of the cluster would not see it; set a --directory elsewhere")
+            raise ConfigError(f"{path}: hosts of the cluster cannot see it; set another --directory")
 
     def __truediv__(self, name: str) -> Path:
         return self.directory / name
 
-    def check_room_for_sockets(self) -> None:
-        """Raises `ConfigError` for a directory that is too long for one with Slurm."""
-        if len(str(self.directory)) > LONGEST:
-            raise ConfigError(
-                f"{self.directory}: Slurm's sockets below it would have too long paths; set a --directory of at most "
-                f"{LONGEST} bytes"
-            )
-
-    @property
-    def state(self) -> Path:
-        return self / "cluster.json"
-
     @property
     def slurm_conf(self) -> Path:
         return self / "slurm/slurm.conf"
-
-    @property
-    def munge_socket(self) -> Path:
-        return self / "munge/socket"
-
-    @property
-    def gpus(self) -> Path:
-        return self / "gpus"
 
     @property
     def ssh_config(self) -> Path:
@@ -89,111 +66,71 @@ class Places:
 
     @property
     def local(self) -> Path:
-        """The local disk, as processes on a node see it."""
+        """The local disk as processes on a node see it; on this machine it is `host(node) / "disk"`."""
         return self / "local"
 
     def host(self, name: str) -> Path:
-        """What is one host's own."""
         return self / "hosts" / name
 
     def spool(self, name: str) -> Path:
-        """What slurmd keeps of a node's jobs, and the sockets of their steps."""
-        return self / _SPOOL / name
-
-    def disk(self, name: str) -> Path:
-        """Where a node's local disk really lies."""
-        return self.host(name) / "disk"
-
-    def home(self, name: str) -> Path:
-        """A bare host's home directory."""
-        return self.host(name) / "home"
+        """Directory of slurmd, with the sockets of job steps."""
+        return self / "spool" / name
 
     def log(self, host: str, daemon: str) -> Path:
         return self.logs / f"{host}.{daemon}.log"
 
-    def make(self) -> None:
-        """Make the directory, which must not be there or be empty."""
-        try:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if any(self.directory.iterdir()):
-                raise HostError(f"{self.directory}: is not empty; name a new or an empty directory")
-            (self / _MARK).touch()
-            for name in ("slurm", "munge", "state", "gpus", "ssh", "log", "local", "hosts", _SPOOL):
-                (self / name).mkdir(mode=0o700)
-        except OSError as error:
-            raise _unusable(self.directory, error) from None
+    def make(self, hosts: tuple[str, ...]) -> None:
+        """Make all directories; the lock must be held."""
+        names = ["slurm", "munge", "state", "gpus", "ssh", "log", "local", "hosts", "spool", "accounting"]
+        for path in [self / name for name in names] + [self.host(host) for host in hosts]:
+            path.mkdir(mode=0o700)
+        for host in hosts:
+            for path in (self.host(host) / "disk", self.host(host) / "home", self.spool(host)):
+                path.mkdir(mode=0o700)
 
     def is_ours(self) -> bool:
-        """Whether a cluster has been made here, however it ended."""
+        """Whether this is the directory of a cluster, running or not."""
         return (self / _MARK).exists()
 
-    def remove(self, *, keep_logs: bool = False) -> None:
-        """Remove everything, and the directory; with `keep_logs` both stay, and are known for what they are."""
-        if not self.is_ours():
-            return
+    def clear(self, *, keep_logs: bool = False) -> None:
+        """Remove everything but the mark, by which the next `up` recognises the directory."""
         for path in self.directory.iterdir():
-            if path.name == _MARK or (keep_logs and path == self.logs):
-                continue
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-        if not keep_logs:
-            (self / _MARK).unlink()  # last: what is half removed is still known for what it is
-            self.directory.rmdir()
+            if path.name != _MARK and not (keep_logs and path == self.logs):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def remove(self) -> None:
+        """Remove everything, and the directory."""
+        self.clear()
+        (self / _MARK).unlink()  # last: a half removed directory is still recognised
+        self.directory.rmdir()
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Nobody else changes this cluster within the block. Raises `HostError` if somebody does just now."""
-        path = self.directory.with_name(f".{self.directory.name}.lock")
+        """Make the directory if it is missing, and lock it against other commands.
+
+        Raises `HostError` if another command holds the lock, or the directory is not a cluster's and not empty.
+        """
         try:
-            while True:
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                with suppress(FileNotFoundError):
-                    if path.stat().st_ino == os.fstat(descriptor).st_ino:
-                        break
-                os.close(descriptor)  # who held it has removed it meanwhile
+            while (descriptor := self._lock_mark()) is None:  # somebody has removed it meanwhile
+                pass
         except BlockingIOError:
-            os.close(descriptor)
-            raise HostError(
-                f"{self.directory}: another command is just changing this cluster; wait until it ends"
-            ) from None
+            raise HostError(f"{self.directory}: locked by another command; wait until it ends") from None
         except OSError as error:
-            raise _unusable(path.parent, error) from None
+            raise HostError(f"{self.directory}: {error.strerror}; set a --directory that you can write to") from None
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
             os.close(descriptor)
-            if path.parent.parts[-2:] == _FOLDERS:
-                with suppress(OSError):  # other clusters' are there
-                    path.parent.rmdir()
-                    path.parent.parent.rmdir()
 
-
-def free_ports(count: int) -> list[int]:
-    """So many ports of the loopback that nobody listens on, all different."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [taken.getsockname()[1] for taken in sockets]
-    for taken in sockets:
-        taken.close()
-    return ports
-
-
-def user_name() -> str:
-    """The user as whom all daemons run; a number if it has no name."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
-
-
-def login_shell() -> str:
-    """With which ssh would run commands."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_shell or "/bin/sh"
-    except KeyError:
-        return "/bin/false"  # there is no such account
-
-
-def _unusable(path: Path, error: OSError) -> GlmforgeError:
-    return HostError(f"{path}: {error.strerror}; set a --directory that you can write to")
+    def _lock_mark(self) -> int | None:
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not self.is_ours() and any(self.directory.iterdir()):
+            raise HostError(f"{self.directory}: is not empty; use a new or an empty directory")
+        with ExitStack() as stack, suppress(FileNotFoundError):
+            descriptor = os.open(self / _MARK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if (self / _MARK).stat().st_ino == os.fstat(descriptor).st_ino:
+                stack.pop_all()
+                return descriptor
+        return None

@@ -1,8 +1,6 @@
 """`glmforge cluster dev`: real Slurm on this machine, with nodes that can fail."""
 
 import json
-import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,41 +14,35 @@ from glmforge.cli.tables import print_table, table
 if TYPE_CHECKING:
     from glmforge_ops.dev import DevCluster
 
-app = typer.Typer(no_args_is_help=True, help="A development cluster: Slurm on this machine, each node a host.")
+app = typer.Typer(no_args_is_help=True, help="Development cluster: Slurm on this machine, each node a host.")
 
 NameOption = Annotated[str, typer.Option(help="Which cluster; several can be up at once.")]
 DirectoryOption = Annotated[
-    Path | None, typer.Option(help="Where all of it lies.", show_default="~/.cache/glmforge/dev/NAME")
+    Path | None, typer.Option(help="Directory of the cluster.", show_default="~/.cache/glmforge/dev/NAME")
 ]
 NodeArgument = Annotated[str, typer.Argument(help="Name of a node, such as node2.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpOptions:
-    """What the cluster is to be like; see `DevOptions`."""
+    """See `DevOptions`."""
 
-    nodes: Annotated[int, typer.Option(help="How many nodes.")] = 3
-    gpus: Annotated[int, typer.Option(help="GPUs of each node: devices that lead nowhere.")] = 8
-    cpus: Annotated[int, typer.Option(help="CPUs that each node claims to have.")] = 8
-    accounting: Annotated[bool, typer.Option("--accounting", help="With slurmdbd and a database: sacct answers.")] = (
-        False
-    )
-    slurm: Annotated[bool, typer.Option("--slurm/--no-slurm", help="Or hosts with ssh servers only.")] = True
+    nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 3
+    gpus: Annotated[int, typer.Option(help="Fake GPUs per node.")] = 8
+    cpus: Annotated[int, typer.Option(help="CPUs that each node reports.")] = 8
+    accounting: Annotated[bool, typer.Option("--accounting", help="Run slurmdbd, so that sacct works.")] = False
+    slurm: Annotated[bool, typer.Option("--slurm/--no-slurm", help="Without Slurm: hosts with ssh servers.")] = True
     prolog: Annotated[Path | None, typer.Option(help="Program that Slurm runs on each node before a job.")] = None
-    health_check: Annotated[Path | None, typer.Option(help="Slurm's HealthCheckProgram, run on every node.")] = None
-    health_check_interval: Annotated[int, typer.Option(help="Seconds from one health check to the next.")] = 10
     slurmd_timeout: Annotated[
-        int, typer.Option(help="Seconds without an answer after which Slurm takes a node for down.")
+        int, typer.Option(help="Seconds without a response after which Slurm marks a node down.")
     ] = 30
     link_rate: Annotated[
-        str | None, typer.Option(help="Limit of every link, such as 100mbit.", show_default="none")
+        str | None, typer.Option(help="Bandwidth of every link, such as 100mbit.", show_default="unlimited")
     ] = None
-    bare: Annotated[
-        bool, typer.Option("--bare", help="Nodes that know nothing of each other, to be set up: empty homes, no keys.")
-    ] = False
-    plain: Annotated[
-        bool, typer.Option("--plain", help="Daemons on the loopback, as where namespaces are not allowed.")
-    ] = False
+    bare: Annotated[bool, typer.Option("--bare", help="Nodes that are still to be set up: empty homes, no keys.")] = (
+        False
+    )
+    plain: Annotated[bool, typer.Option("--plain", help="Run all daemons on the loopback, without namespaces.")] = False
     name: NameOption = "default"
     directory: DirectoryOption = None
 
@@ -60,8 +52,8 @@ class UpOptions:
 def up(options: UpOptions) -> None:
     """Start a cluster; it runs until 'down'.
 
-    As root every node is a host of its own: name, address, ssh server, local disk, a link that can be cut; packages
-    that are missing are installed. As another user, Slurm's daemons run on the loopback.
+    As root every node is a host of its own, with name, address, ssh server, local disk and a link that can be cut;
+    missing packages are installed. As another user, Slurm's daemons run on the loopback.
 
     Examples:
 
@@ -80,8 +72,6 @@ def up(options: UpOptions) -> None:
             slurm=options.slurm,
             accounting=options.accounting,
             prolog=options.prolog,
-            health_check=options.health_check,
-            health_check_interval_s=options.health_check_interval,
             slurmd_timeout_s=options.slurmd_timeout,
             link_rate=options.link_rate,
             bare=options.bare,
@@ -90,12 +80,11 @@ def up(options: UpOptions) -> None:
         say=lambda line: typer.echo(line, err=True),
     )
     cluster.detach()
-    _tell(cluster, options)
+    _show(cluster)
 
 
 @app.command("down")
 def down(
-    keep_logs: Annotated[bool, typer.Option("--keep-logs", help="Leave the directory of logs.")] = False,
     name: NameOption = "default",
     directory: DirectoryOption = None,
 ) -> None:
@@ -108,17 +97,17 @@ def down(
     from glmforge_ops.dev import DevCluster
 
     where = _directory(name, directory)
-    left = DevCluster.end(where, keep_logs=keep_logs)
-    typer.echo(f"{where}: the cluster is no more" + (f"; logs in {left}" if left else ""))
+    DevCluster.end(where)
+    typer.echo(f"{where}: cluster ended")
 
 
 @app.command("status")
 def status(
-    as_json: Annotated[bool, typer.Option("--json", help="For a machine to read.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     name: NameOption = "default",
     directory: DirectoryOption = None,
 ) -> None:
-    """Show the nodes of a cluster, their jobs and disks.
+    """Show the hosts of a cluster.
 
     Examples:
 
@@ -126,57 +115,40 @@ def status(
 
         glmforge cluster dev status --json
     """
-    from glmforge.observe.units import format_bytes
-    from glmforge_ops.dev.status import status_of
-
-    found = status_of(_open(name, directory))
-    if as_json:
-        typer.echo(json.dumps(found.as_json(), indent=1))
-        return
-    words = ("host", "state", "address", "slurm", "jobs", "disk", "remarks")
-    rows = table(*words, in_words=words)
-    for host in found.hosts:
-        remarks = [f"link at {host.rate}"] if host.rate else []
-        remarks += [f"clock {host.clock_offset_s:+g} s"] if host.clock_offset_s else []
-        remarks += [f"ended: {line}" for line in host.ended]
-        jobs, disk = " ".join(host.jobs), format_bytes(host.disk_used_bytes)
-        rows.add_row(host.name, host.state, host.address, host.slurm, jobs, disk, ", ".join(remarks))
-    print_table("", rows, Console())
-    for job in found.waiting:
-        typer.echo(f"waits: job {job}")
-    typer.echo(f"{found.directory}: {format_bytes(found.disk_free_bytes)} free")
-
-
-@app.command("shell")
-def shell(
-    host: Annotated[str, typer.Argument(help="A node, or the head.")] = "head",
-    name: NameOption = "default",
-    directory: DirectoryOption = None,
-) -> None:
-    """Open a shell on a host: srun, sinfo and ssh know the cluster there.
-
-    Example:
-
-        glmforge cluster dev shell node2
-    """
     cluster = _open(name, directory)
-    program = os.environ.get("SHELL", "/bin/sh")
-    command = cluster.command(host, program)
-    environment = cluster.environment_on(host)
-    sys.stdout.flush()
-    os.execvpe(command[0], command, environment)
+    slurm = cluster.slurm_states()
+    hosts = [
+        {
+            "host": host,
+            "state": record.state,
+            "address": record.address,
+            "slurm": slurm.get(host, ""),
+            "link_rate": record.rate or "",
+            "ended_daemons": cluster.ended_daemons(host),
+        }
+        for host, record in cluster.state.hosts.items()
+    ]
+    if as_json:
+        typer.echo(json.dumps({"directory": str(cluster.directory), "mode": cluster.state.mode, "hosts": hosts}))
+        return
+    words = ("host", "state", "address", "slurm", "link rate", "ended daemons")
+    rows = table(*words, in_words=words)
+    for host in hosts:
+        *cells, ended = host.values()
+        rows.add_row(*map(str, cells), ", ".join(ended))
+    print_table("", rows, Console())
 
 
 @app.command("fail")
 def fail(node: NodeArgument, name: NameOption = "default", directory: DirectoryOption = None) -> None:
-    """Take the power from a node: all its processes end at once.
+    """Power a node off: all its processes end at once.
 
     Example:
 
         glmforge cluster dev fail node2
     """
     _open(name, directory).fail(node)
-    typer.echo(f"{node}: has failed; bring it back: glmforge cluster dev heal {node}")
+    typer.echo(f"{node}: failed; bring it back: glmforge cluster dev heal {node}")
 
 
 @app.command("cut")
@@ -188,12 +160,12 @@ def cut(node: NodeArgument, name: NameOption = "default", directory: DirectoryOp
         glmforge cluster dev cut node2
     """
     _open(name, directory).cut(node)
-    typer.echo(f"{node}: its link is cut; mend it: glmforge cluster dev heal {node}")
+    typer.echo(f"{node}: link cut; restore it: glmforge cluster dev heal {node}")
 
 
 @app.command("heal")
 def heal(node: NodeArgument, name: NameOption = "default", directory: DirectoryOption = None) -> None:
-    """Bring a node back that failed or was cut off.
+    """Bring back a node that failed or was cut off.
 
     Example:
 
@@ -216,18 +188,16 @@ def _open(name: str, directory: Path | None) -> "DevCluster":
     return DevCluster.open(_directory(name, directory))
 
 
-def _tell(cluster: "DevCluster", options: UpOptions) -> None:
-    """Where the cluster is, and what it lacks."""
-    from glmforge_ops.dev.modes import lost
-
-    which = "" if options.name == "default" else f" --name {options.name}"
-    which = which if options.directory is None else f" --directory {cluster.directory}"
-    first, last = cluster.nodes[0], cluster.nodes[-1]
+def _show(cluster: "DevCluster") -> None:
+    """How to use the cluster, and what it lacks."""
+    options, state, first, last = cluster.state.options, cluster.state, cluster.nodes[0], cluster.nodes[-1]
     typer.echo(f"{cluster.directory}: {f'{first} is' if first == last else f'{first} to {last} are'} up")
     if options.slurm:
         typer.echo(f"export SLURM_CONF={cluster.places.slurm_conf}")
-    if cluster.state.ssh:
-        typer.echo(f"{' '.join(cluster.ssh_command)} {first}")
-    typer.echo(f"glmforge cluster dev shell{which}")
-    for line in lost(cluster.places, cluster.state):
-        typer.echo(line, err=True)
+    if state.mode == "namespaces":
+        typer.echo(f"{' '.join(cluster.ssh_command)} head")
+        return
+    typer.echo(f"this is a plain cluster ({state.why_plain}): nodes share this machine's name, address and disk, and")
+    typer.echo("have no ssh servers and no links")
+    if options.gpus and not (cluster.places / "gpus/nvidia0").is_char_device():
+        typer.echo("GPUs are plain files: Slurm counts them, but does not set CUDA_VISIBLE_DEVICES")
