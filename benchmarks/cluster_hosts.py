@@ -123,14 +123,13 @@ def _with_server(row: dict[str, Any], server_seconds: float) -> dict[str, Any]:
 def _measure_parts(directory: Path, pid: int, command: str) -> list[dict[str, Any]]:
     """Milliseconds of processor time of a host, one connection after the other."""
     from glmforge.runtime.ssh import Ssh
-    from glmforge_ops.setup.ask import PROGRAM as SETUP
+    from glmforge_ops.setup.find import FACTS
 
     script, sent = _quick_checks(directory)
-    facts = SETUP.sent({"facts": {"paths": [str(ROOT)], "python": _PYTHON}})
     kinds = {
         "connection alone": ("true", b""),
         "Python": (f"exec {_PYTHON} -I -S -c pass", b""),
-        "setup's facts": (SETUP.script("node"), facts),
+        "init's facts": (FACTS.script("node"), FACTS.sent({})),
         "quick checks": (script, sent),
     }
     return [{"kind": kind, **_measure_part(pid, Ssh.of_command(command), *each)} for kind, each in kinds.items()]

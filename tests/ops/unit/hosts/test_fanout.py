@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from glmforge.runtime.ssh import Ssh
-from glmforge_ops.hosts.fanout import MAX_OUTPUT, Answer, Fanout, Outcome
+from glmforge_ops.hosts.fanout import MAX_OUTPUT, Fanout, Outcome
 from helpers.unwoken import run_program
 
 # Options end at "--"; then come the host and the command.
@@ -107,18 +107,16 @@ def test_nothing_of_a_name_or_a_script_reaches_another_shell() -> None:
         assert option in command[:at]
 
 
-def test_an_answer_is_done_only_if_it_is() -> None:
-    assert [Answer("a", outcome).is_done for outcome in Outcome] == [True, False, False, False]
+def test_input_stays_open_only_where_a_script_is_to_learn_that_nobody_waits(fanout: Fanout) -> None:
+    script = "head -c 3; read -r rest && echo more || echo end"
+    assert fanout.run(["a"], script, 60, b"abc")["a"].stdout == b"abcend\n"
+    assert fanout.run(["a"], script, 1, b"abc", hold=True)["a"].outcome is Outcome.TIMED_OUT
 
 
-def test_who_is_ready_is_told_to_go_on_and_nobody_else(fanout: Fanout) -> None:
-    scripts = {
-        "ready": "read first; printf 'rea'; printf 'dy\\n'; read told; echo $first $told",
-        "localhost": "read first; echo really; exec >&-; read told; echo $first $told >&2; exit 1",
-    }
-    answers = fanout.run(list(scripts), scripts.__getitem__, 60, b"asked\n", ready=b"ready\n")
-    assert answers["ready"].stdout == b"ready\nasked go\n"
-    assert answers["localhost"].reason == "asked"
+def test_much_goes_in_while_much_comes_out(fanout: Fanout) -> None:
+    sent = bytes(range(256)) * 8000
+    assert fanout.run(["a"], "cat", 60, sent)["a"].stdout == sent
+    assert fanout.run(["a"], "exit 0", 60, sent)["a"].is_done  # it need not be read
 
 
 _INTERRUPTED = """

@@ -18,16 +18,16 @@ from glmforge.config.cluster import ClusterConfig, SlurmConfig, SshConfig
 from glmforge.errors import GlmforgeError, HostError
 from glmforge.runtime.hostfile import HostLine
 from glmforge_ops.render import name, note, quoted
+from glmforge_ops.setup import files
+from glmforge_ops.setup.files import render
 from glmforge_ops.setup.known_hosts import Place
-from glmforge_ops.setup.plan import Context
-from glmforge_ops.setup.render import render
-from glmforge_ops.setup.steps import files
 from glmforge_ops.setup.wanted import Kind, Wanted
 from helpers.packages import install_or_skip
 
 GOLDEN = Path(__file__).parent / "golden"
 KINDS: tuple[Kind, ...] = ("slurm", "mpi", "manual")
 HOSTS = [HostLine("node001", 8), HostLine("node002", 8)]
+KEY = "restrict,pty ssh-ed25519 AAAA glmforge-h200"
 CLUSTER = ClusterConfig(
     name="h200",
     nodes=["node[001-002]"],
@@ -41,14 +41,11 @@ CLUSTER = ClusterConfig(
 
 def texts(wanted: Wanted) -> dict[str, str]:
     """Every file that setup writes here, but for keys."""
-    places = {
-        "node001": Place("node001", "10.0.0.1", 22, "10.0.0.1"),
-        "node002": Place("node002", "node002.cluster", 2222, "second", alias="second"),
-    }
-    context = Context(wanted, {}, places, "", "restrict,pty ssh-ed25519 AAAA", offline=True)
-    steps = (files.hostfile, files.ssh, files.launch_script, files.job_script)
-    changes = [change for step in steps for change in step(context).wanted if change.host == ""]
-    return {Path(change.path).name: change.text for change in changes if change.kind == "file"}
+    places = [
+        Place("node001", "10.0.0.1", 22, "10.0.0.1"),
+        Place("node002", "node002.cluster", 2222, "second", alias="second"),
+    ]
+    return {file.path.name: file.text for file in (*files.ssh_files(wanted, places, ""), *files.job_files(wanted))}
 
 
 def scripts(wanted: Wanted) -> dict[str, str]:
@@ -60,6 +57,7 @@ def test_as_the_golden_files_say(kind: Kind) -> None:
     found = texts(Wanted.of(kind, CLUSTER, HOSTS, Path("/shared/cluster"), nodes=2))
     directory = GOLDEN / kind
     del found["env.sh"]  # has golden files of its own
+    found["node.sh"] = files.node_script(Wanted.of(kind, CLUSTER, HOSTS, Path("/shared/cluster"), 2), "node001", KEY)
     if os.environ.get("GOLDEN") == "write":
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
@@ -74,12 +72,11 @@ def test_accepted_by_shellcheck(kind: Kind, out: str, tmp_path: Path) -> None:
     install_or_skip(("shellcheck",), ("shellcheck",))
     out = out.replace(" ", "_") if kind == "mpi" else out
     cluster = CLUSTER.model_copy(update={"local_path": Path(out), "slurm": SlurmConfig(partition="gpu"), "nodes": None})
-    for file, text in scripts(Wanted.of(kind, cluster, HOSTS, Path(out), nodes=2)).items():
+    wanted = Wanted.of(kind, cluster, HOSTS, Path(out), nodes=2)
+    for file, text in {**scripts(wanted), "node.sh": files.node_script(wanted, "node001", KEY)}.items():
         (tmp_path / file).write_text(text)
     done = subprocess.run(
-        ["shellcheck", "--severity=style", "--shell=bash", *map(str, sorted(tmp_path.iterdir()))],
-        capture_output=True,
-        text=True,
+        ["shellcheck", "--severity=style", *map(str, sorted(tmp_path.iterdir()))], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout
 
@@ -183,7 +180,7 @@ def test_one_failing_node_ends_the_others(tmp_path: Path) -> None:
 
 
 def test_nothing_stands_unquoted_in_a_template() -> None:
-    from glmforge_ops.setup.render import _environment
+    from glmforge_ops.setup.files import _environment
 
     with pytest.raises(TypeError, match="without a filter"):
         _environment().from_string("cluster={{ path }}").render(path="/a")
