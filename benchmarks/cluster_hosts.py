@@ -36,7 +36,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from record import ROOT, write_result
+from record import write_result
 
 _PLAIN = """#!/bin/sh
 case " $* " in *" -G "*)
