@@ -30,7 +30,6 @@ MAX_OUTPUT = 4 << 20
 """Bytes kept of what one machine prints; the rest is read and dropped."""
 _MAX_STDERR = 1 << 14
 _CHUNK = 1 << 16
-_LAST_READS = 16
 _END_S = 5.0
 
 
@@ -192,24 +191,24 @@ def _converse(child: subprocess.Popen[bytes], stdin: bytes, until: float, hold: 
     waits.register(writing, select.POLLOUT)
     for descriptor in (writing, *kept):
         os.set_blocking(descriptor, False)
-    in_time, ready = False, []
+    in_time, reading = False, set(kept)
     try:
-        while not in_time and (left := until - time.monotonic()) > 0:
+        while (reading or not in_time) and (left := until - time.monotonic()) > 0:
             ready = [descriptor for descriptor, _ in waits.poll(left * 1000)]
-            in_time = ended in ready
-            for descriptor in ready:
-                if descriptor in kept and not _read(descriptor, *kept[descriptor]):
+            if ended in ready:
+                in_time, until = True, time.monotonic() + _END_S
+                waits.unregister(ended)
+                _kill(child)  # what it left in its session: then its output ends
+            for descriptor in reading.intersection(ready):
+                if not _read(descriptor, *kept[descriptor]):
                     waits.unregister(descriptor)
+                    reading.remove(descriptor)
             if writing in ready:
                 rest = _write(writing, rest)
                 if not rest:
                     waits.unregister(writing)
                     if not hold:
                         child.stdin.close()
-        _kill(child)
-        for descriptor in kept:  # what came last; a pipe holds no more than that, whoever still writes into it
-            for _ in range(_LAST_READS):
-                _read(descriptor, *kept[descriptor])
     finally:
         _kill(child)
         os.close(ended)
@@ -223,11 +222,11 @@ def _converse(child: subprocess.Popen[bytes], stdin: bytes, until: float, hold: 
 
 
 def _read(descriptor: int, content: bytearray, limit: int) -> bool:
-    """Whether something came."""
+    """Whether more may come."""
     try:
         chunk = os.read(descriptor, _CHUNK)
     except BlockingIOError:
-        return False
+        return True
     content += chunk[: limit - len(content)]
     return bool(chunk)
 

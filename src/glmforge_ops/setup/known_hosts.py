@@ -182,8 +182,7 @@ def _known(place: Place, files: Sequence[str]) -> list[str]:
     for file in files:
         said = run("ssh-keygen", "-F", place.lookup, "-f", file, check=False) if Path(file).is_file() else ""
         for line in said.splitlines():
-            found = _HOST_KEY.match(line.partition(" ")[2]) if not line.startswith(("#", "@")) else None
-            if found:
+            if found := _HOST_KEY.match(line.partition(" ")[2]):  # not after @revoked or @cert-authority
                 keys[found[0]] = None
     return list(keys)
 

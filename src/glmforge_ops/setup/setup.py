@@ -65,6 +65,9 @@ class Said:
         texts = [(fold_hosts(filter(None, hosts)), text) for (what, text), hosts in self.lines.items() if what == kind]
         return [f"{hosts}: {text}" if hosts else text for hosts, text in texts]
 
+    def count(self, *kinds: str) -> int:
+        return sum(len(hosts) for (what, _), hosts in self.lines.items() if what in kinds)
+
     def hosts(self, kind: str) -> set[str]:
         return {host for (what, _), hosts in self.lines.items() if what == kind for host in hosts}
 
@@ -88,10 +91,8 @@ class Plan:
     @property
     def count(self) -> int:
         """Of changes."""
-        on_nodes = sum(
-            host in self.due for (kind, _), hosts in self.said.lines.items() if kind == "change" for host in hosts
-        )
-        return on_nodes + len(self.files) + self.makes_key
+        changes = [hosts for (kind, _), hosts in self.said.lines.items() if kind == "change"]
+        return sum(host in self.due for hosts in changes for host in hosts) + len(self.files) + self.makes_key
 
 
 class Setup:
@@ -141,6 +142,7 @@ class Setup:
                 key = own_key(wanted.ssh_directory, make=True, comment=f"glmforge-{wanted.cluster.name}") or ""
             for file in plan.files:
                 file.write()
+            said.lines["made", ""] = [""] * (len(plan.files) + plan.makes_key)
             scripts = {host: node_script(wanted, host, key if self._remote else "") for host in plan.due}
             self._run_scripts(scripts, plan.trust, said, "change")
         self._test([host for host in wanted.names if host in usable], said)
@@ -170,7 +172,7 @@ class Setup:
                 said.add("error", escaped(f"{answer.reason}; {answer.mend}".rstrip("; ")), answer.host)
             for line in answer.stdout.decode(errors="replace").splitlines():
                 kind, _, text = line.partition(": ")
-                if kind in ("change", "warning", "error"):
+                if kind in ("change", "error") or (kind == "warning" and mode == "look"):
                     said.add(kind, escaped(text), answer.host)
 
         ssh, sent = ssh_of(self.wanted.cluster), {host: script.encode() for host, script in scripts.items()}

@@ -79,8 +79,9 @@ def setup(
 
     _refuse_together(offline, dry_run, accept_host_keys, confirm_host_keys)
     cluster = read_cluster(config, hosts, hostfile, partition, ssh)
-    given = {"gpus_per_node": gpus_per_node, "master_addr": master_addr, "master_port": master_port}
-    changes = {name: value for name, value in {**given, "local_path": nvme_path}.items() if value is not None}
+    given: dict[str, object] = {"gpus_per_node": gpus_per_node, "master_addr": master_addr, "master_port": master_port}
+    given["local_path"] = nvme_path
+    changes = {name: value for name, value in given.items() if value is not None}
     if kind is KindName.slurm and cluster.nodes is None and cluster.hostfile is None and cluster.slurm is None:
         changes["slurm"] = SlurmConfig()
     cluster = cluster.model_copy(update=changes)
@@ -135,9 +136,8 @@ def _show(plan: "Plan", said: "Said", dry_run: bool) -> int:
         typer.echo("Host keys that nobody has accepted; compare them with what the machines say of themselves:")
         for key in plan.trust.new:
             typer.echo(f"  {key.shown}")
-    done = (
-        f"{counted(plan.count, 'change')} {'to be made' if dry_run else 'made'}" if plan.count else "nothing to change"
-    )
+    count = plan.count if dry_run else said.count("change", "made")
+    done = f"{counted(count, 'change')} {'to be made' if dry_run else 'made'}" if count else "nothing to change"
     errors = len(found["error"])
     typer.echo(f"{done}; {counted(errors, 'error')}" if errors else done)
     return errors

@@ -17,7 +17,7 @@ from glmforge_ops.hosts.fanout import Answer, Fanout, Outcome
 from glmforge_ops.hosts.on_node.wire import MARK
 from glmforge_ops.hosts.remote_program import WIRE, RemoteProgram, read_answer, source_of
 from glmforge_ops.setup.find import FACTS
-from glmforge_ops.storage.connection import CLEAN, COPIES, TRANSFER, Connection, NodeLost
+from glmforge_ops.storage.connection import CLEAN
 
 ECHO = f"""
 import sys
@@ -84,7 +84,7 @@ def test_a_python_that_is_too_old_says_so(fanout: Fanout) -> None:
     assert answer.reason == "Python 99.0 or newer is needed there"
 
 
-@pytest.mark.parametrize("program", [CHECKS, TRANSFER, COPIES, CLEAN, FACTS], ids=lambda program: program.modules[-1])
+@pytest.mark.parametrize("program", [CHECKS, CLEAN, FACTS], ids=lambda program: program.modules[-1])
 def test_a_program_needs_its_oldest_python_and_what_came_before(program: RemoteProgram) -> None:
     version = tuple(map(int, program.oldest.split(".")))
     for number, name in enumerate(program.modules):
@@ -121,33 +121,3 @@ def test_what_a_login_shell_prints_is_no_answer() -> None:
 def test_an_answer_that_is_none_is_refused(printed: bytes, reason: str) -> None:
     with pytest.raises(HostError, match="node1.*" + reason):
         read_answer(answered(printed))
-
-
-@pytest.mark.parametrize(
-    ("printed", "reason"),
-    [
-        ("exec yes", "prints without an end"),
-        (f"cat answer; printf '{MARK.decode()[:-1]}\\n[]\\n'", "an answer that is none"),
-        (f"cat answer; printf '{MARK.decode()[:-1]}\\n'; cat deep; echo", "an answer that is none"),
-        ("cat answer; echo no >&2; exit 3", "its process ended: no"),
-    ],
-)
-def test_a_node_that_says_nonsense_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, reason: str
-) -> None:
-    (tmp_path / "answer").write_text("welcome\n")
-    (tmp_path / "deep").write_text("[" * 100_000)
-    monkeypatch.chdir(tmp_path)
-    ssh = executable(tmp_path / "ssh", f"#!/bin/sh\n{printed}\ncat >/dev/null\n")
-    with pytest.raises(NodeLost, match=reason):
-        converse(Ssh((str(ssh),)))
-
-
-def converse(ssh: Ssh) -> None:
-    connection = Connection("node1", ssh, "python3")
-    try:
-        connection.start({})
-        connection.answer()
-    finally:
-        connection.kill()
-        connection.close()

@@ -74,11 +74,12 @@ def test_lines_of_others_stay_as_they_are(node: Node) -> None:
     (node.home / ".ssh").mkdir(mode=0o755)
     (node.home / ".ssh/authorized_keys").symlink_to("elsewhere")
     file = node.home / ".ssh/elsewhere"
-    file.write_bytes(b"ssh-ed25519 BBBB first\nno line break at the end \xe9")
+    file.write_bytes(b"# " + KEY.encode() + b" of old\nno line break at the end \xe9")
     file.chmod(0o640)
     node.run()
     node.run()
-    assert file.read_bytes() == b"ssh-ed25519 BBBB first\nno line break at the end \xe9\n" + KEY.encode() + b"\n"
+    before, key = KEY.encode(), KEY.encode()
+    assert file.read_bytes() == b"# " + before + b" of old\nno line break at the end \xe9\n" + key + b"\n"
     assert file.stat().st_mode & 0o777 == 0o640
     assert (node.home / ".ssh/authorized_keys").is_symlink()
 

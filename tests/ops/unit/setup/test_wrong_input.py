@@ -25,11 +25,6 @@ def said(*options: str) -> str:
     ("text", "expected"),
     [
         ("node1 slots=8\nnode1 slots=8\n", "hosts:2: node1 stands in line 1 already; name each host once"),
-        ("node1 slots=many\n", "hosts:1: slots=many is not understood; write 'NAME slots=8'"),
-        ("node[3-1]\n", "hosts:1: [3-1] is not a range of numbers; write it as in node[001-128,200]"),
-        ("$(reboot)\n", "hosts:1: $(reboot) is not the name of a host"),
-        ("-oProxyCommand=reboot\n", "hosts:1: -oProxyCommand=reboot is not the name of a host"),
-        ("# nobody\n", "names no host; give a file with one host per line"),
         ("node1 slots=4\nnode[2-3] slots=8\n", "node1 has slots=4, but --gpus-per-node is 8; make them equal"),
         ("node1\nnode2\n", "--nodes 3, but there are 2: node1, node2; correct --nodes or the hosts"),
     ],
@@ -44,16 +39,11 @@ def test_hostfile(tmp_path: Path, text: str, expected: str) -> None:
     [
         (["--type", "pbs"], "'pbs' is not one of 'slurm', 'mpi', 'manual'"),
         (["--nvme-path", "local/nvme"], "--nvme-path local/nvme: is not absolute; give the path from / on"),
-        (["--nvme-path", "/local/../nvme"], "goes up by '..'; give the path that it leads to"),
-        (["--nvme-path", "/"], "--nvme-path /: is the root of everything; give a directory"),
         (["--nvme-path", "/a\nb"], "holds a character that cannot be printed; choose another path"),
         (["--out", '/a"b'], "ssh's configuration cannot hold \" and %; choose another path"),
         (["--out", "/etc/hostname"], "--out /etc/hostname: is not a directory; choose another path"),
         (["--type", "mpi", "--out", "/a b"], "mpirun splits a path at spaces; choose another path"),
         (["--master-addr", "no-such-host.invalid"], "is not one of the nodes, and this machine cannot resolve it"),
-        (["--master-addr", "$(reboot)"], "$(reboot) is not the name of a host"),
-        (["--master-port", "99999"], "less than or equal to 65535"),
-        (["--gpus-per-node", "65"], "less than or equal to 64"),
         (["--hostfile", "hosts.txt"], "give --hosts or --hostfile, not both"),
         (["--accept-host-keys", "a", "--confirm-host-keys"], "not both"),
         (["--ssh", "'"], "not a command"),
@@ -65,19 +55,14 @@ def test_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[
     assert not list(tmp_path.iterdir())
 
 
-def test_confirming_needs_somebody_to_ask() -> None:
-    result = CliRunner().invoke(app, ["cluster", "setup", "--hosts", "node1", "--confirm-host-keys"])
-    assert "needs a terminal" in result.output
-
-
-def test_offline_is_for_plans_only() -> None:
-    result = CliRunner().invoke(app, ["cluster", "setup", "--hosts", "node1", "--offline"])
-    assert "is for --dry-run only" in result.output
-
-
 @pytest.mark.parametrize(
-    "text", ["", "node1\n", "node1 MD5:aa:bb\n", "node1 SHA256:short\n", "$(a) SHA256:" + "a" * 43]
+    ("option", "expected"), [("--confirm-host-keys", "needs a terminal"), ("--offline", "is for --dry-run only")]
 )
+def test_options_that_need_something(option: str, expected: str) -> None:
+    assert expected in CliRunner().invoke(app, ["cluster", "setup", "--hosts", "node1", option]).output
+
+
+@pytest.mark.parametrize("text", ["", "node1\n", "node1 SHA256:short\n", "$(a) SHA256:" + "a" * 43])
 def test_fingerprints_that_are_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "accepted").write_text(text)
     with pytest.raises(HostError, match=r"fingerprint|is not the name of a host"):
