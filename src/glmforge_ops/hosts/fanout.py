@@ -189,8 +189,7 @@ def _converse(child: subprocess.Popen[bytes], stdin: bytes, until: float, hold: 
     for descriptor in (ended, *kept):
         waits.register(descriptor, select.POLLIN)
     waits.register(writing, select.POLLOUT)
-    for descriptor in (writing, *kept):
-        os.set_blocking(descriptor, False)
+    os.set_blocking(writing, False)
     in_time, reading = False, set(kept)
     try:
         while (reading or not in_time) and (left := until - time.monotonic()) > 0:
@@ -200,11 +199,16 @@ def _converse(child: subprocess.Popen[bytes], stdin: bytes, until: float, hold: 
                 waits.unregister(ended)
                 _kill(child)  # what it left in its session: then its output ends
             for descriptor in reading.intersection(ready):
-                if not _read(descriptor, *kept[descriptor]):
+                chunk, (content, limit) = os.read(descriptor, _CHUNK), kept[descriptor]
+                content += chunk[: limit - len(content)]
+                if not chunk:
                     waits.unregister(descriptor)
                     reading.remove(descriptor)
             if writing in ready:
-                rest = _write(writing, rest)
+                try:
+                    rest = rest[os.write(writing, rest[:_CHUNK]) :]
+                except BrokenPipeError:  # it does not read to the end: its status tells whether that is well
+                    rest = rest[:0]
                 if not rest:
                     waits.unregister(writing)
                     if not hold:
@@ -219,26 +223,6 @@ def _converse(child: subprocess.Popen[bytes], stdin: bytes, until: float, hold: 
         child.wait(_END_S)
     out, err = (bytes(content) for content, _ in kept.values())
     return out, err.decode(errors="replace"), in_time
-
-
-def _read(descriptor: int, content: bytearray, limit: int) -> bool:
-    """Whether more may come."""
-    try:
-        chunk = os.read(descriptor, _CHUNK)
-    except BlockingIOError:
-        return True
-    content += chunk[: limit - len(content)]
-    return bool(chunk)
-
-
-def _write(descriptor: int, rest: memoryview) -> memoryview:
-    """What is still to be written; nothing to one that ended without reading: its status tells."""
-    try:
-        return rest[os.write(descriptor, rest[:_CHUNK]) :] if rest else rest
-    except BrokenPipeError:
-        return rest[:0]
-    except BlockingIOError:
-        return rest
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:

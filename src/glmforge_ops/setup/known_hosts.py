@@ -6,8 +6,9 @@ by ssh itself.
 """
 
 import base64
-import getpass
 import hashlib
+import os
+import pwd
 import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -121,6 +122,8 @@ def read_accepted(file: Path) -> dict[str, set[str]]:
 def places_of(ssh: Ssh, hosts: Sequence[str]) -> list[Place]:
     """Where ssh's configuration leads for each host; nothing is connected to. Raises `HostError`."""
 
+    here = pwd.getpwuid(os.getuid()).pw_name
+
     def find(host: str) -> Place:
         said = run(*ssh.command, *ssh.options, "-G", "--", host, check=False)
         found: dict[str, str] = {}
@@ -133,7 +136,7 @@ def places_of(ssh: Ssh, hosts: Sequence[str]) -> list[Place]:
         lookup = (alias or (address if port == "22" else f"[{address}]:{port}")).lower()
         files = (found.get("userknownhostsfile", "") + " " + found.get("globalknownhostsfile", "")).split()
         jumps = [found[name] for name in ("proxyjump", "proxycommand") if found.get(name, "none") != "none"]
-        user = "" if user == getpass.getuser() else user
+        user = "" if user == here else user
         return Place(host, address, int(port), lookup, alias, user, tuple(files), "".join(jumps[:1]))
 
     return list(map_in_threads(find, hosts, _AT_ONCE))

@@ -253,17 +253,3 @@ def test_the_launcher_starts_every_node_through_the_clusters_own_key(hosts: Host
         assert lines[:2] == ["node1", str(hosts.here)]
         assert lines[lines.index("--node-rank") + 1] == str(number)
         assert lines[-6:] == ["-m", "glmforge", "train", "a b", "$(reboot)", "it's"]
-
-
-def test_a_home_that_is_the_users_own_is_left_alone(tmp_path: Path) -> None:
-    """As hosts of a usual development cluster have it."""
-    hosts_or_skip()
-    ssh = Path.home() / ".ssh"
-    before = snapshot([ssh]) if ssh.exists() else None
-    with development_cluster(tmp_path / "dev", DevOptions(nodes=2, slurm=False, gpus=0)) as dev:
-        given = ["--type", "manual", "--hosts", "node[1-2]", "--gpus-per-node", "0", "--out", str(tmp_path / "cluster")]
-        done = CliRunner().invoke(app, ["cluster", "setup", *given, "--ssh", f"ssh -F {dev.directory}/ssh/config"])
-    assert done.exit_code == 1
-    assert "node[1-2]: is of a development cluster and has your own home directory;" in done.stdout
-    assert not (tmp_path / "cluster").exists()
-    assert (snapshot([ssh]) if ssh.exists() else None) == before
