@@ -17,10 +17,10 @@ import torch
 from glmforge.checkpoint.find import find_checkpoint
 from glmforge.checkpoint.format.read import StoredTensors
 from glmforge.checkpoint.node_local.consolidate import consolidate
+from glmforge.checkpoint.node_local.transfer import Transfers
 from glmforge.config import RunConfig
 from glmforge.deploy.export import export_run
 from glmforge.recipes.train import train
-from glmforge.runtime.transfer import Transfers
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Hook, Trainer
 from helpers.chaos import CHECKPOINT, NUM_NODES, Chaos, Strike, report, survivor_losses, whole_steps

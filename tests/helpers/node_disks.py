@@ -6,8 +6,8 @@ from pathlib import Path, PurePosixPath
 import torch.distributed as dist
 
 from glmforge.checkpoint.node_local.consolidate import Consolidated, consolidate
+from glmforge.checkpoint.node_local.transfer import Advance, Host, Transfers
 from glmforge.checkpoint.save import save_local
-from glmforge.runtime.transfer import Advance, Host, Transfers
 from helpers.checkpoints import make_meta, make_tensors
 from helpers.distributed import run_ranks
 

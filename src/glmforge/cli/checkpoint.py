@@ -114,11 +114,11 @@ def consolidate(
     """
     from glmforge.checkpoint.node_local.consolidate import consolidate as collect
     from glmforge.checkpoint.node_local.parts_of_ranks import local_root
+    from glmforge.checkpoint.node_local.transfer import Transfers, make_host
     from glmforge.observe.run import RunDirectory
     from glmforge.observe.units import format_bytes, format_duration
     from glmforge.runtime.hostfile import parse_hosts, read_hostfile
     from glmforge.runtime.ssh import Ssh
-    from glmforge.runtime.transfer import Transfers, make_host
 
     if hostfile is not None and hosts is not None:
         raise typer.BadParameter("give --hostfile or --hosts, not both")

@@ -36,7 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from glmforge.parallel.world import World
-from glmforge.runtime.leave_trace import scratch_prefix
+from glmforge.runtime.traces import scratch_prefix
 
 COMMUNICATION_AXES = ("pp", "dp_replicate", "fsdp", "efsdp", "ep", "cp", "tp", "other")
 """What communication is told apart by; `other` is all groups that are no such axis: all ranks, `stage`, ..."""

@@ -17,7 +17,7 @@ from glmforge.errors import CheckpointError
 from glmforge.observe.run import RunDirectory
 from glmforge.parallel.world import World
 from glmforge.recipes.run_lock import run_lock
-from glmforge.runtime.leave_trace import leave_trace
+from glmforge.runtime.traces import leave_trace
 
 
 @contextmanager

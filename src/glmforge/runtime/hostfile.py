@@ -1,14 +1,15 @@
 """Names of machines: as an option gives them, or one per line of a hostfile as mpirun and DeepSpeed read it.
 
     node001 slots=8            # one machine with eight places for ranks
-    node[002-128] slots=8      # Slurm's way of writing many
+    node[002-128] slots=8      # a range, as Slurm and ClusterShell write it
 
-Names come from files and go into command lines, so nothing but the characters of host names passes. A machine that
-stands twice is an error: what a user means by it (more slots, a slip) differs from one reader of such files to the
-next.
+Names come from files and go into command lines, so nothing but the characters of host names passes. ClusterShell's
+`NodeSet` expands ranges, sorted; names and ranges stay in the order given, and the first machine is the master. A
+machine that stands twice is an error: what a user means by it (more slots, a slip) differs from one reader of such
+files to the next.
 """
 
-import itertools
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ LOCAL = ("localhost", "127.0.0.1")
 _MAX_BYTES = 16 << 20
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.-]*@)?[A-Za-z0-9_][A-Za-z0-9_.:%-]*", re.ASCII)
 _MAX_NAME = 255
-_RANGES = re.compile(r"\[([^\[\]]*)\]")
+_BRACKETS = re.compile(r"\[([^\[\]]*)\]")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 _SLOTS = re.compile(r"slots=(\d{1,6})", re.ASCII)
 
@@ -91,34 +92,35 @@ def _parse_line(words: Sequence[str], origin: str) -> list[HostLine]:
 
 
 def _expand(text: str, origin: str) -> list[str]:
-    parts = _RANGES.split(text)  # text, what is in brackets, text, ...
-    choices = [_numbers(part, origin) if at % 2 else [part] for at, part in enumerate(parts)]
-    count = 1
-    for choice in choices:
-        count *= len(choice)
-        if count > MAX_HOSTS:
-            raise HostError(f"{origin}: {shown(text)} means more than {MAX_HOSTS} hosts")
-    names = ["".join(choice) for choice in itertools.product(*choices)]
-    for name in names:
-        if len(name) > _MAX_NAME or not _NAME.fullmatch(name):
-            raise HostError(
-                f"{origin}: {shown(name)} is not the name of a host; write names or ranges such as node[001-128]"
-            )
+    sizes = [_size(inside, origin) for inside in _BRACKETS.findall(text)]
+    if math.prod(sizes) > MAX_HOSTS:
+        raise HostError(f"{origin}: {shown(text)} means more than {MAX_HOSTS} hosts")
+    if not _NAME.fullmatch(_BRACKETS.sub("1", text)) or len(text) > _MAX_NAME:
+        raise HostError(
+            f"{origin}: {shown(text)} is not the name of a host; write names or ranges such as node[001-128]"
+        )
+    if not sizes:
+        return [text]
+    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException  # takes .1 s; most lists have no range
+
+    try:
+        names = list(NodeSet(text, resolver=RESOLVER_NOGROUP))
+    except NodeSetException as error:
+        raise HostError(f"{origin}: {shown(text)}: {shown(error)}; write ranges as in node[001-128,200]") from None
+    if len(names) != math.prod(sizes):
+        raise HostError(f"{origin}: {shown(text)} names a host twice; name each host once")
     return names
 
 
-def _numbers(text: str, origin: str) -> list[str]:
-    """`001-003,7` as 001, 002, 003, 7: with as many digits as the first of a range has."""
-    numbers: list[str] = []
-    for part in text.split(","):
+def _size(inside: str, origin: str) -> int:
+    """How many numbers a bracket holds, before anything expands it: `001-003,7` has 4."""
+    size = 0
+    for part in inside.split(","):
         found = _RANGE.fullmatch(part)
         if found is None or int(found[2] or found[1]) < int(found[1]):
-            raise HostError(f"{origin}: [{shown(text)}] is not a range of numbers; write it as in node[001-128,200]")
-        first, last = int(found[1]), int(found[2] or found[1])
-        if last - first >= MAX_HOSTS:
-            raise HostError(f"{origin}: [{shown(text)}] means more than {MAX_HOSTS} hosts")
-        numbers += [f"{number:0{len(found[1])}d}" for number in range(first, last + 1)]
-    return numbers
+            raise HostError(f"{origin}: [{shown(inside)}] is not a range of numbers; write it as in node[001-128,200]")
+        size += int(found[2] or found[1]) - int(found[1]) + 1
+    return size
 
 
 def split_names(names: str) -> list[str]:

@@ -1,18 +1,16 @@
 """Which process is that, and does it still live?
 
-A process id alone says little: ids are used again, and every machine and every container has its own. So a process is
-known by the machine's boot, its namespace of process ids, its id, and when it began. Of a process of this machine the
-kernel then tells for certain whether it lives; of any other nobody here can tell.
+A process is known by the machine's boot, its namespace of process ids, its id, and when it began (see `traces`). Of a
+process of this machine the kernel then tells for certain whether it lives; of any other nobody here can tell.
 """
 
 import os
 import socket
-from pathlib import Path
 
 from pydantic import BaseModel
 
-_PROC = Path("/proc")
-_DEAD_STATES = {"Z", "X", "x"}
+from glmforge.runtime.traces import boot, lives, namespace, start, state_and_start
+
 _SUSPENDED_STATES = {"T", "t"}
 
 
@@ -35,19 +33,14 @@ class ProcessIdentity(BaseModel):
 
 def this_process() -> ProcessIdentity:
     """The identity of the calling process."""
-    return identify(os.getpid()).model_copy(update={"job": _job()})
+    job = os.environ.get("SLURM_JOB_ID")
+    return identify(os.getpid()).model_copy(update={"job": f"Slurm job {job}" if job else ""})
 
 
 def identify(pid: int) -> ProcessIdentity:
     """The identity of the process of this machine that has this id now."""
-    state_and_start = _state_and_start(pid)
-    return ProcessIdentity(
-        host=socket.gethostname(),
-        boot=_boot(),
-        namespace=_namespace(),
-        pid=pid,
-        began=state_and_start[1] if state_and_start else 0,
-    )
+    host = socket.gethostname()
+    return ProcessIdentity(host=host, boot=boot(), namespace=namespace(), pid=pid, began=start(pid))
 
 
 def is_alive(process: ProcessIdentity) -> bool | None:
@@ -55,53 +48,17 @@ def is_alive(process: ProcessIdentity) -> bool | None:
 
     A suspended process lives.
     """
-    if not _is_of_this_machine(process):
-        return None
-    if not process.boot:  # no /proc: its start is not known either
+    if not process.boot and not boot() and process.host == socket.gethostname():  # no /proc: its start is not known
         return _is_signalled(process.pid)
-    found = _state_and_start(process.pid)
-    return found is not None and found[0] not in _DEAD_STATES and found[1] == process.began
+    if not process.boot or (process.boot, process.namespace) != (boot(), namespace()):
+        return None
+    return lives(process.pid, process.began)
 
 
 def is_suspended(process: ProcessIdentity) -> bool:
     """Whether it is a process of this machine that was stopped and can be continued."""
-    found = _state_and_start(process.pid) if is_alive(process) else None
+    found = state_and_start(process.pid) if is_alive(process) else None
     return found is not None and found[0] in _SUSPENDED_STATES
-
-
-def _job() -> str:
-    job = os.environ.get("SLURM_JOB_ID")
-    return f"Slurm job {job}" if job else ""
-
-
-def _is_of_this_machine(process: ProcessIdentity) -> bool:
-    if not process.boot:
-        return process.host == socket.gethostname() and not _boot()
-    return (process.boot, process.namespace) == (_boot(), _namespace())
-
-
-def _boot() -> str:
-    try:
-        return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def _namespace() -> str:
-    try:
-        return str((_PROC / "self/ns/pid").readlink())
-    except OSError:
-        return ""
-
-
-def _state_and_start(pid: int) -> tuple[str, int] | None:
-    """The third and the twenty-second field of /proc/<pid>/stat; None if there is no such process."""
-    try:
-        stat = (_PROC / str(pid) / "stat").read_text()
-    except OSError:
-        return None
-    fields = stat.rpartition(")")[2].split()  # the name before may hold anything
-    return fields[0], int(fields[19])
 
 
 def _is_signalled(pid: int) -> bool:

@@ -1,14 +1,11 @@
-"""Programs of ours that run on nodes: the one way in which they get there, are told what to do, and are listened to.
+"""Programs of ours that run on nodes: how they get there, are given an order, and are listened to.
 
 On the node's command line stands one fixed text, `BOOT`. The program itself, modules of this package that need
-nothing but Python's standard library, comes after it on standard input, and then what it is to do, as a line of JSON:
-no name, path or text of a user's is ever part of a command line or of a program. `on_node.wire` is the other side.
+nothing but Python's standard library, comes after it on standard input, and then its order, as a line of JSON: no name,
+path or text of a user's is ever part of a command line or of a program. `on_node.wire` is the other side.
 
 A node's Python starts without its site-packages, which no module here needs (`-S`), and without what the environment
-or the directory would add (`-I`). Where `python3` is a script that looks for the right one, as pyenv's is, the system's
-own is taken if it is new enough: the script takes several times as long as the Python that it starts.
-
-What comes back is believed to be an answer only after `MARK`, and only if it is JSON of bounded size.
+or the directory would add (`-I`). An answer counts only after `MARK`, and only if it is JSON of bounded size.
 """
 
 import json
@@ -23,12 +20,11 @@ from typing import Any
 from glmforge.errors import HostError
 from glmforge.files import MAX_VALUES, parse_json
 from glmforge.runtime.hostfile import LOCAL
-from glmforge.runtime.ssh import Ssh
 from glmforge_ops.hosts.fanout import Answer
-from glmforge_ops.hosts.on_node.wire import BEFORE, MARK
+from glmforge_ops.hosts.on_node.wire import MARK
 
 PYTHON = "python3"
-"""Of a node, where nothing else is said."""
+"""Default of nodes."""
 
 WIRE = "glmforge_ops.hosts.on_node.wire"
 """The module that every program begins with."""
@@ -43,12 +39,6 @@ BOOT = (
     " m=sys.modules[n]=type(sys)(n);exec(compile(t,n,'exec',dont_inherit=True),m.__dict__)\n"
     "m.main(p)"
 )
-_FIND = (
-    "p=$(command -v python3) || p=python3; s=/usr/bin/python3; "
-    '{ IFS= read -r l <"$p" && case $l in "#!"*) '
-    '[ "$p" != $s ] && $s -ISc "import sys; sys.exit(sys.version_info<($1))" && p=$s ;; esac; } 2>/dev/null; '
-    'exec "$p" -I -S -c "$2" "$3"'
-)
 
 
 @dataclass(frozen=True)
@@ -61,46 +51,30 @@ class RemoteProgram:
     """
 
     modules: tuple[str, ...]
-    oldest: str = "3.8"
+    oldest: str = "3.11"
 
     def sent(self, *orders: Mapping[str, Any]) -> bytes:
-        """What goes to its standard input: the program, and what it is to do."""
+        """What goes to its standard input: the program, and its orders."""
         bundle = _bundle(self.modules)
         return b"%d\n" % len(bundle) + bundle + b"".join(json.dumps(order).encode() + b"\n" for order in orders)
 
     def words(self, host: str, python: str = PYTHON) -> list[str]:
         """The command that starts it on `host`, for no shell to take apart; on this machine with our own Python."""
-        if host in LOCAL:
-            python = sys.executable
-        if python != PYTHON:
-            return [python, "-I", "-S", "-c", BOOT, self.oldest]
-        return ["sh", "-c", _FIND, "sh", self.oldest.replace(".", ","), BOOT, self.oldest]
+        return [sys.executable if host in LOCAL else python, "-I", "-S", "-c", BOOT, self.oldest]
 
     def script(self, host: str, python: str = PYTHON) -> str:
         """The same for a shell."""
         return f"exec {shlex.join(self.words(host, python))}"
 
-    def command(self, host: str, ssh: Ssh, python: str = PYTHON) -> list[str]:
-        """The command line that starts it from here."""
-        words = self.words(host, python)
-        return words if host in LOCAL else ssh.to(host, *words)
-
 
 def read_answer(answer: Answer, max_values: int = MAX_VALUES) -> dict[str, Any]:
     """What a program that answers once has answered. Raises `HostError` if it has not."""
     _, mark, after = answer.stdout.rpartition(b"\n" + MARK)
-    *lines, _ = after.split(b"\n")
-    for line in lines if mark else []:
-        found = parse_line(line, answer.host, max_values)
-        if not found.keys() & BEFORE:
-            return found
-    raise HostError(f"{answer.host}: its Python gave no answer; look at what its login shell prints")
-
-
-def parse_line(line: bytes, host: str, max_values: int = MAX_VALUES) -> dict[str, Any]:
-    """A line of an answer. Raises `HostError`."""
-    text = line.decode("utf-8", "replace")
-    found: dict[str, Any] = parse_json(text, dict, source=f"{host}'s answer", error=HostError, max_values=max_values)
+    line, end, _ = after.partition(b"\n")
+    if not mark or not end:
+        raise HostError(f"{answer.host}: its Python gave no answer; look at what its login shell prints")
+    text, source = line.decode("utf-8", "replace"), f"{answer.host}'s answer"
+    found: dict[str, Any] = parse_json(text, dict, source=source, error=HostError, max_values=max_values)
     return found
 
 

@@ -1,37 +1,32 @@
-"""Host keys: what is known already, what is new, and who said that it may be trusted.
+"""The cluster's own key, and the host keys of its machines: what is known, what is new, and who accepted it.
 
-A key is trusted if the cluster's own file or ssh's configuration knows it, or if the user gave its fingerprint or
-confirmed it. Nothing else makes it known: what `ssh-keyscan` collects is shown, never believed. A machine whose key is
-not the known one is refused by ssh itself, and named.
-
-The cluster's file holds hashed names (ssh_config's HashKnownHosts), so that it does not tell a thief where to go.
+A host key is trusted if the cluster's own file or ssh's configuration knows it, or if the user gave its fingerprint or
+confirmed it. What `ssh-keyscan` collects is shown, never believed. A machine whose key is not the known one is refused
+by ssh itself.
 """
 
 import base64
-import binascii
 import hashlib
-import hmac
 import os
 import pwd
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from glmforge.errors import HostError
-from glmforge.files import read_text, shown
+from glmforge.files import kind_of, read_text, shown
 from glmforge.runtime.hostfile import expand_hosts
-from glmforge.runtime.ssh import Ssh
+from glmforge.runtime.ssh import Ssh, last_line
 from glmforge.runtime.threads import map_in_threads
 
-KEY_TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
-_KEY = re.compile(rf"(?:{'|'.join(KEY_TYPES)}) [A-Za-z0-9+/]{{32,4096}}={{0,3}}")
-_ADDRESS = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]{0,254}")
+KEY = "id_ed25519"
+_TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
+_HOST_KEY = re.compile(rf"({'|'.join(_TYPES)}) [A-Za-z0-9+/]{{32,4096}}={{0,3}}")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]{0,254}")
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
-_PROXIES = ("proxyjump", "proxycommand")
-_SCAN_LIMIT_S = 10
-_RUN_LIMIT_S = 600
+_LIMIT_S = 60
 _AT_ONCE = 16
 _MAX_BYTES = 16 << 20
 
@@ -57,24 +52,19 @@ class Place:
 class HostKey:
     """A key that a machine showed; `key` is its type and content as in a known_hosts file."""
 
-    place: Place
+    host: str
     key: str
 
     @property
     def fingerprint(self) -> str:
-        return fingerprint_of(self.key)
-
-    @property
-    def line(self) -> str:
-        """For a known_hosts file, with a hashed name."""
-        salt = os.urandom(20)
-        digest = hmac.digest(salt, self.place.lookup.encode(), "sha1")
-        return f"|1|{base64.b64encode(salt).decode()}|{base64.b64encode(digest).decode()} {self.key}"
+        """As ssh-keygen shows it: SHA256:..."""
+        content = base64.b64decode(self.key.split()[1])
+        return "SHA256:" + base64.b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
 
     @property
     def shown(self) -> str:
         """As a file of accepted fingerprints has it."""
-        return f"{self.place.host} {self.fingerprint} ({self.key.split()[0].removeprefix('ssh-')})"
+        return f"{self.host} {self.fingerprint} ({self.key.split()[0].removeprefix('ssh-')})"
 
 
 @dataclass
@@ -82,170 +72,146 @@ class Trust:
     """What is known of the machines' keys.
 
     Attributes:
-        lines: to be added to the cluster's file, by host.
+        own: the text of the cluster's own known_hosts.
+        added: lines to be added to it, by host.
         new: keys that nobody has accepted.
         refused: hosts that must not be asked, and why.
     """
 
-    lines: dict[str, list[str]] = field(default_factory=dict)
+    own: str = ""
+    added: dict[str, str] = field(default_factory=dict)
     new: list[HostKey] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def text(self) -> str:
+        """Of the cluster's own known_hosts from now on."""
+        return self.own + "".join(self.added.values())
 
-def fingerprint_of(key: str) -> str:
-    """As ssh-keygen shows it: SHA256:..."""
+
+def own_key(directory: Path, *, make: bool, comment: str = "") -> str | None:
+    """The line of `authorized_keys` for the cluster's key: commands and terminals, but no forwarding.
+
+    None if there is no key and `make` is not set. Raises `HostError`.
+    """
+    private = directory / KEY
+    if kind_of(private, error=HostError) is None:
+        if not make:
+            return None
+        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(private))
     try:
-        content = base64.b64decode(key.split()[1], validate=True)
-    except (binascii.Error, IndexError, ValueError):
-        raise HostError(f"{shown(key)}: is no public key") from None
-    return "SHA256:" + base64.b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
-
-
-class KnownHosts:
-    """The names in a known_hosts file, hashed or not."""
-
-    def __init__(self, text: str) -> None:
-        self._plain: set[str] = set()
-        self._hashed: list[tuple[bytes, bytes]] = []
-        for line in text.splitlines():
-            words = line.split()
-            if len(words) < 3 or words[0].startswith(("#", "@")):
-                continue
-            if words[0].startswith("|1|"):
-                salt, _, digest = words[0].removeprefix("|1|").partition("|")
-                try:
-                    self._hashed.append((base64.b64decode(salt), base64.b64decode(digest)))
-                except binascii.Error:
-                    continue  # ssh skips it, too
-            else:
-                self._plain |= set(words[0].split(","))
-
-    def __contains__(self, lookup: str) -> bool:
-        name = lookup.encode()
-        return lookup in self._plain or any(hmac.digest(salt, name, "sha1") == want for salt, want in self._hashed)
+        return "restrict,pty " + run("ssh-keygen", "-y", "-P", "", "-f", str(private)).strip()
+    except HostError as error:
+        raise HostError(f"{shown(private)}: {error}; remove it with its .pub, and run again for a new one") from None
 
 
 def read_accepted(file: Path) -> dict[str, set[str]]:
     """Fingerprints by host: lines of `node[001-128] SHA256:...`, the rest of a line is comment. Raises `HostError`."""
     accepted: dict[str, set[str]] = {}
     for number, line in enumerate(read_text(file, error=HostError, max_bytes=_MAX_BYTES).splitlines(), start=1):
-        words = line.split("#")[0].split()
-        if not words:
-            continue
-        origin = f"{shown(file)}:{number}"
-        if len(words) < 2 or not _FINGERPRINT.fullmatch(words[1]):
+        words, origin = line.split("#")[0].split(), f"{shown(file)}:{number}"
+        if words and (len(words) < 2 or not _FINGERPRINT.fullmatch(words[1])):
             raise HostError(f"{origin}: must be a host or range and its fingerprint: node001 SHA256:...")
-        for host in expand_hosts([words[0]], origin):
+        for host in expand_hosts(words[:1], origin) if words else []:
             accepted.setdefault(host, set()).add(words[1])
     if not accepted:
         raise HostError(f"{shown(file)}: holds no fingerprint; give lines of a host and its fingerprint")
     return accepted
 
 
-def places_of(ssh: Ssh, hosts: Sequence[str]) -> dict[str, Place]:
-    """Where ssh's configuration leads for each host; nothing is connected to. Hosts that it refuses are left out."""
+def places_of(ssh: Ssh, hosts: Sequence[str]) -> list[Place]:
+    """Where ssh's configuration leads for each host; nothing is connected to. Raises `HostError`."""
 
     here = pwd.getpwuid(os.getuid()).pw_name
 
-    def find(host: str) -> Place | None:
-        done = _run([*ssh.command, *ssh.options, "-G", "--", host])
-        settings: dict[str, str] = {}
-        for line in done.splitlines():
-            name, _, value = line.partition(" ")
-            settings.setdefault(name, value)
-        address, port = settings.get("hostname", ""), settings.get("port", "")
-        if not _ADDRESS.fullmatch(address) or not port.isdecimal():
-            return None
-        alias = settings.get("hostkeyalias", "")
-        alias = alias if _ADDRESS.fullmatch(alias) and alias != "none" else ""
-        lookup = alias or (address if port == "22" else f"[{address}]:{port}")
-        user = settings.get("user", "")
-        return Place(
-            host,
-            address,
-            int(port),
-            lookup.lower(),
-            alias,
-            user if _ADDRESS.fullmatch(user) and user != here else "",
-            tuple(settings.get("userknownhostsfile", "").split() + settings.get("globalknownhostsfile", "").split()),
-            next(
-                (settings[name] for name in ("proxyjump", "proxycommand") if settings.get(name, "none") != "none"), ""
-            ),
-        )
+    def find(host: str) -> Place:
+        said = run(*ssh.command, *ssh.options, "-G", "--", host, check=False)
+        found: dict[str, str] = {}
+        for line in said.splitlines():
+            found.setdefault(*line.partition(" ")[::2])
+        address, port = found.get("hostname", ""), found.get("port", "")
+        if not _NAME.fullmatch(address) or not port.isdecimal():
+            raise HostError(f"{host}: ssh's configuration gives no address for it; try 'ssh -G {host}'")
+        alias, user = (_name(found.get(name, "")) for name in ("hostkeyalias", "user"))
+        lookup = (alias or (address if port == "22" else f"[{address}]:{port}")).lower()
+        files = (found.get("userknownhostsfile", "") + " " + found.get("globalknownhostsfile", "")).split()
+        jumps = [found[name] for name in ("proxyjump", "proxycommand") if found.get(name, "none") != "none"]
+        user = "" if user == here else user
+        return Place(host, address, int(port), lookup, alias, user, tuple(files), "".join(jumps[:1]))
 
-    places = map_in_threads(find, hosts, _AT_ONCE)
-    return {place.host: place for place in places if place is not None}
+    return list(map_in_threads(find, hosts, _AT_ONCE))
 
 
-def known_already(places: Sequence[Place]) -> dict[str, list[HostKey]]:
-    """Keys by host that ssh's own files know."""
+def find_trust(
+    places: Sequence[Place],
+    own: Path,
+    accepted: Mapping[str, set[str]],
+    confirm: Callable[[Sequence[HostKey]], bool] | None,
+) -> Trust:
+    """What is known of every machine's key. `own`: the cluster's file; `confirm`: asked about keys nobody accepted."""
+    there = kind_of(own, error=HostError) is not None
+    trust = Trust(read_text(own, error=HostError, max_bytes=_MAX_BYTES) if there else "")
 
-    def find(place: Place) -> list[HostKey]:
-        keys: dict[str, HostKey] = {}
-        for file in place.files:
-            if Path(file).is_file():
-                said = _run(["ssh-keygen", "-F", place.lookup, "-f", file])
-                for line in said.splitlines():
-                    _, _, key = line.partition(" ")
-                    found = _KEY.match(key) if not line.startswith(("#", "@")) else None
-                    if found:
-                        keys[found[0]] = HostKey(place, found[0])
-        return list(keys.values())
+    def look(place: Place) -> tuple[list[str], list[str], list[HostKey]]:
+        kept = _known(place, [str(own)])
+        known = [] if kept else _known(place, place.files)
+        return kept, known, [] if kept or known else _scan(place)
 
-    found = map_in_threads(find, places, _AT_ONCE)
-    return {place.host: keys for place, keys in zip(places, found, strict=True) if keys}
-
-
-def scan(places: Sequence[Place]) -> dict[str, list[HostKey]]:
-    """The keys that machines show to whoever asks. Not to be believed: see the module."""
-    found: dict[str, list[HostKey]] = {}
-    for types in ("ed25519", "ecdsa,rsa"):
-        missing = [place for place in places if place.host not in found]
-        for port in sorted({place.port for place in missing}):
-            there = {place.address: place for place in missing if place.port == port}
-            # Names have been checked; they go to standard input, so that none can be an option.
-            command = ["ssh-keyscan", "-T", str(_SCAN_LIMIT_S), "-p", str(port), "-t", types, "-f", "-"]
-            _note_keys(_run(command, "\n".join(there) + "\n"), port, missing, found)
-    return found
-
-
-def decide(new: Mapping[str, list[HostKey]], accepted: Mapping[str, set[str]]) -> Trust:
-    """Which of the keys that were scanned the given fingerprints accept."""
-    trust = Trust()
-    for host, keys in new.items():
-        good = [key for key in keys if key.fingerprint in accepted.get(host, set())]
-        if good:
-            trust.lines[host] = [key.line for key in good]
-        elif host in accepted:
-            trust.refused[host] = (
-                f"it shows {', '.join(key.fingerprint for key in keys)}, which is not what is accepted"
-            )
+    for place, (kept, known, scanned) in zip(places, map_in_threads(look, places, _AT_ONCE), strict=True):
+        good = [key.key for key in scanned if key.fingerprint in accepted.get(place.host, ())]
+        if known or good:
+            trust.added[place.host] = "".join(f"{place.lookup} {key}\n" for key in known or good)
+        if kept or known or good:
+            continue
+        if not scanned:
+            trust.refused[place.host] = "it shows no host key; look at its power, its network and its ssh server"
+        elif place.host in accepted:
+            shows = ", ".join(key.fingerprint for key in scanned)
+            trust.refused[place.host] = f"it shows {shows}, which is not what is accepted; find out why"
         else:
-            trust.new += keys
-            trust.refused[host] = "its host key is not known"
+            trust.new.append(scanned[0])
+    if trust.new and confirm is not None and confirm(trust.new):
+        lookups = {place.host: place.lookup for place in places}
+        trust.added |= {key.host: f"{lookups[key.host]} {key.key}\n" for key in trust.new}
+        trust.new = []
+    fix = "compare its fingerprint with what the machine itself says, and give --accept-host-keys FILE"
+    trust.refused |= {key.host: f"its host key is not known; {fix}" for key in trust.new}
     return trust
 
 
-def _note_keys(said: str, port: int, places: Sequence[Place], found: dict[str, list[HostKey]]) -> None:
-    by_name: dict[str, list[Place]] = {}
-    for place in places:
-        if place.port == port:
-            by_name.setdefault(place.address if port == 22 else f"[{place.address}]:{port}", []).append(place)
-    for line in said.splitlines():
-        name, _, key = line.partition(" ")
-        if _KEY.fullmatch(key.strip()):
-            for place in by_name.get(name, ()):
-                found.setdefault(place.host, []).append(HostKey(place, key.strip()))
+def _known(place: Place, files: Sequence[str]) -> list[str]:
+    """Keys that known_hosts files have for it, also under hashed names."""
+    keys: dict[str, None] = {}
+    for file in files:
+        said = run("ssh-keygen", "-F", place.lookup, "-f", file, check=False) if Path(file).is_file() else ""
+        for line in said.splitlines():
+            if found := _HOST_KEY.match(line.partition(" ")[2]):  # not after @revoked or @cert-authority
+                keys[found[0]] = None
+    return list(keys)
 
 
-def _run(command: Sequence[str], stdin: str = "") -> str:
-    """What it prints, whatever it ends with: nothing found is an answer."""
+def _scan(place: Place) -> list[HostKey]:
+    """The keys that it shows to whoever asks, the preferred type first."""
+    types = "ed25519,ecdsa,rsa"
+    said = run("ssh-keyscan", "-T", "10", "-p", str(place.port), "-t", types, "--", place.address, check=False)
+    found = [match[0] for line in said.splitlines() if (match := _HOST_KEY.fullmatch(line.partition(" ")[2].strip()))]
+    return [HostKey(place.host, key) for key in sorted(found, key=lambda key: _TYPES.index(key.split()[0]))]
+
+
+def _name(text: str) -> str:
+    return text if text != "none" and _NAME.fullmatch(text) else ""
+
+
+def run(*command: str, check: bool = True) -> str:
+    """What a program of OpenSSH prints. Raises `HostError`."""
     try:
         done = subprocess.run(
-            command, input=stdin, capture_output=True, text=True, errors="replace", timeout=_RUN_LIMIT_S, check=False
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_LIMIT_S
         )
     except OSError as error:
         raise HostError(f"'{command[0]}' cannot be started here: {error.strerror}; install OpenSSH's client") from None
     except subprocess.TimeoutExpired:
-        raise HostError(f"'{command[0]}' has not ended within {_RUN_LIMIT_S} s") from None
+        raise HostError(f"'{command[0]}' timed out after {_LIMIT_S} s") from None
+    if check and done.returncode != 0:
+        raise HostError(f"{command[0]} fails: {last_line(done.stderr)}")
     return done.stdout

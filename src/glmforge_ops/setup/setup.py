@@ -1,57 +1,37 @@
-"""Setting up a cluster: ask, plan, change, test. Eight steps, of which each says what is to be there.
+"""Setting up a cluster: look at the nodes, show what would change, change it.
 
-What is there already is left alone: after a setup another one finds nothing to change. Every change is written to a
-journal first, so that an interrupted setup can be run again or undone.
+Each node is prepared by one script (`templates/node.sh.jinja`) that may be run again at any time; run with `look`, it
+only says what it would change. On this machine come keys, host keys and scripts in one directory. Files that are there
+and differ are replaced with `force` only.
 
-Machines are reached as the user reaches them now; the cluster's own key and list of host keys are for what comes
-after, and the last step tests that they suffice.
+Nodes are reached as the user reaches them now; the cluster's own key and host keys are for what comes after, and are
+tried at the end.
 """
 
+import fcntl
+import os
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
-from typing import Any
 
-from glmforge.config.cluster import ClusterConfig
 from glmforge.errors import HostError
-from glmforge.files import kind_of, read_text, shown
+from glmforge.files import escaped, shown
 from glmforge.runtime.hostfile import LOCAL
-from glmforge_ops.hosts.fanout import Fanout
+from glmforge.runtime.ssh import Ssh
+from glmforge_ops.hosts.fanout import Answer, Fanout, Outcome
+from glmforge_ops.hosts.fold import fold_hosts
 from glmforge_ops.hosts.machines import ssh_of
-from glmforge_ops.setup import keys
-from glmforge_ops.setup.ask import Asker, Failure, here
-from glmforge_ops.setup.change import HERE, Change, Planned
-from glmforge_ops.setup.journal import NAME as JOURNAL
-from glmforge_ops.setup.journal import Entry, Journal
-from glmforge_ops.setup.known_hosts import (
-    HostKey,
-    KnownHosts,
-    Place,
-    Trust,
-    decide,
-    known_already,
-    places_of,
-    scan,
-)
-from glmforge_ops.setup.on_node.changes import is_done
-from glmforge_ops.setup.plan import Context, Plan, Problem, Step
-from glmforge_ops.setup.steps import files
-from glmforge_ops.setup.steps.local_disks import local_disks
-from glmforge_ops.setup.steps.network import network
-from glmforge_ops.setup.steps.prerequisites import prerequisites
-from glmforge_ops.setup.steps.tests import run_tests
-from glmforge_ops.setup.undo import Undone, undo
+from glmforge_ops.setup.files import File, job_files, node_script, ssh_files
+from glmforge_ops.setup.known_hosts import KEY, HostKey, Place, Trust, find_trust, own_key, places_of
 from glmforge_ops.setup.wanted import Wanted
 
-Key = tuple[str, str, str]
-Progress = Callable[[str, int, int], None]
-_STEPS = (
-    prerequisites, local_disks, network, files.hostfile, files.ssh, files.launch_script, files.job_script,
-)  # fmt: skip
-_TO_BE_MADE = "ssh-ed25519 (the public key that setup makes)"
-_MAX_KNOWN_HOSTS = 64 << 20
+_NODE_S = 120.0
+_TEST_S = 30.0
+_TO_BE_MADE = "restrict,pty ssh-ed25519 (the public key that setup makes)"
 
 
 @dataclass(frozen=True)
@@ -59,254 +39,197 @@ class Options:
     """How setup goes about it.
 
     Attributes:
-        dry_run: plan only; no key is made.
         offline: connect to nothing; the plan is that of nodes with nothing on them.
         accepted: fingerprints of host keys by host.
         confirm: asked about host keys that nobody has accepted; None: nobody is there to be asked.
-        force: replace files that somebody changed since setup wrote them, or that it did not write.
+        force: replace files that are there and differ.
     """
 
-    dry_run: bool = False
     offline: bool = False
     accepted: Mapping[str, set[str]] = field(default_factory=dict)
     confirm: Callable[[Sequence[HostKey]], bool] | None = None
     force: bool = False
 
 
-class Setup:
-    """One setup of `wanted`."""
+@dataclass
+class Said:
+    """Changes, warnings and errors in words, each with the machines that have it ("" is this one)."""
 
-    def __init__(self, wanted: Wanted, options: Options, progress: Progress = lambda what, done, total: None) -> None:
-        self.wanted, self.options, self.progress = wanted, options, progress
-        self._found: Mapping[str, Place] = {}
+    lines: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+
+    def add(self, kind: str, text: str, host: str = "") -> None:
+        self.lines.setdefault((kind, text), []).append(host)
+
+    def of(self, kind: str) -> list[str]:
+        """Each text once, after the names of its machines."""
+        texts = [(fold_hosts(filter(None, hosts)), text) for (what, text), hosts in self.lines.items() if what == kind]
+        return [f"{hosts}: {text}" if hosts else text for hosts, text in texts]
+
+    def count(self, *kinds: str) -> int:
+        return sum(len(hosts) for (what, _), hosts in self.lines.items() if what in kinds)
+
+    def hosts(self, kind: str) -> set[str]:
+        return {host for (what, _), hosts in self.lines.items() if what == kind for host in hosts}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be done: by which script on each node, and which files here.
+
+    Attributes:
+        due: nodes that are to be changed.
+        said: what the nodes said of it, and what stands in the way.
+    """
+
+    scripts: Mapping[str, str]
+    due: Sequence[str]
+    files: Sequence[File]
+    makes_key: bool
+    said: Said
+    trust: Trust
+
+    @property
+    def count(self) -> int:
+        """Of changes."""
+        changes = [hosts for (kind, _), hosts in self.said.lines.items() if kind == "change"]
+        return sum(host in self.due for hosts in changes for host in hosts) + len(self.files) + self.makes_key
+
+
+class Setup:
+    """One setup of `wanted`. `progress` is called with what is being done, and with how many of how many nodes."""
+
+    def __init__(self, wanted: Wanted, options: Options) -> None:
+        self.wanted, self.options = wanted, options
+        self.progress: Callable[[str, int, int], None] = lambda what, done, total: None
         self._remote = [name for name in wanted.names if name not in LOCAL]
 
-    def plan(self, journal: Journal) -> Plan:
-        """What is to be done. Nothing is changed, here or elsewhere."""
-        places = self._found = {} if self.options.offline else self._places()
-        trust = Trust() if self.options.offline else self._trust(places)
-        pair, key_files = self._keys()
-        context = Context(self.wanted, {}, places, "", pair.authorized, key_files, offline=True)
-        answers, failures = self._ask(context, trust)
-        trust.lines = {host: lines for host, lines in trust.lines.items() if host in answers}
-        if not self.options.offline:
-            facts = {host: answer["facts"] for host, answer in answers.items()}
-            _refuse_real_homes(facts)
-            context = replace(context, facts=facts, known_hosts=self._known_text(trust), offline=False)
-        steps = [step(context) for step in _STEPS]
-        steps[0].problems += _problems(failures, trust, self.wanted)
-        self._find_changes(steps, {host: answer["states"] for host, answer in answers.items()}, journal)
-        steps.insert(5, self._test_notes())
-        return Plan(steps, trust.new)
-
-    def run(self, journal: Journal) -> tuple[Plan, list[Problem], Step]:
-        """Plan, change and test: the plan, what went wrong in making it, and what the tests found."""
-        plan = self.plan(journal)
-        problems = self.carry_out(plan, journal)
-        ports = {host: place.port for host, place in self._found.items()}
-        return plan, problems, run_tests(self.wanted, ports, lambda done, total: self.progress("testing", done, total))
-
-    def carry_out(self, plan: Plan, journal: Journal) -> list[Problem]:
-        """Make the plan's changes; what went wrong, on which machines. The rest is done."""
-        own = str(self.wanted.ssh_directory)
-        here_first = [each for each in plan.changes if each.change.host == HERE and each.change.path.startswith(own)]
-        here_last = [each for each in plan.changes if each.change.host == HERE and each not in here_first]
-        on_nodes = [each for each in plan.changes if each.change.host != HERE]
-        problems = self._apply_here(here_first, journal)
-        if on_nodes:
-            with nodes_asker(self.wanted.cluster, self._known_text(Trust())) as asker:
-                problems += self._apply_on_nodes(on_nodes, journal, asker)
-        return problems + self._apply_here(here_last, journal)
-
-    def _places(self) -> dict[str, Place]:
-        places = places_of(ssh_of(self.wanted.cluster), self._remote)
-        wrong = next((host for host in self._remote if host not in places), None)
-        if wrong is not None:
-            raise HostError(f"{shown(wrong)}: ssh's configuration gives no address for it; try 'ssh -G {shown(wrong)}'")
-        return places
-
-    def _trust(self, places: Mapping[str, Place]) -> Trust:
-        """What is known of every machine's key, after those that are new were shown to whoever decides."""
-        own = KnownHosts(self._known_text(Trust()))
-        unknown = [place for place in places.values() if place.lookup not in own]
-        known = known_already(unknown)
-        new = scan([place for place in unknown if place.host not in known]) if unknown else {}
-        trust = decide(new, self.options.accepted)
-        if trust.new and self.options.confirm is not None and self.options.confirm(trust.new):
-            for key in trust.new:
-                trust.lines.setdefault(key.place.host, []).append(key.line)
-                trust.refused.pop(key.place.host, None)
-            trust.new = []
-        trust.lines |= {host: [key.line for key in of_host] for host, of_host in known.items()}
-        return trust
-
-    def _known_text(self, trust: Trust) -> str:
-        """The cluster's own file of host keys with what is to be added."""
-        text = _own_known_hosts(self.wanted.out)
-        return text + "".join(f"{line}\n" for host in self._remote for line in trust.lines.get(host, ()))
-
-    def _ask(self, context: Context, trust: Trust) -> tuple[dict[str, dict[str, Any]], list[Failure]]:
-        """Facts of every node, and the states that changes there would meet; in one connection to each.
-
-        `context` knows no facts: the changes are all that there might be.
-        """
-        of_host: dict[str, list[Change]] = {host: [] for host in self.wanted.names}
-        for change in (change for step in _STEPS for change in step(context).wanted if change.host != HERE):
-            of_host[change.host].append(change)
-        if self.options.offline:
-            nothing = {"kind": "absent"}
-            return {host: {"states": {key_of(each): nothing for each in some}} for host, some in of_host.items()}, []
-        paths = [str(self.wanted.out)]
-        if self.wanted.cluster.local_path is not None:
-            paths += [str(self.wanted.cluster.local_path), str(self.wanted.cluster.local_path / "glmforge")]
-        facts = {"paths": paths, "names": [self.wanted.master_addr], "python": self.wanted.cluster.python}
-        requests = {
-            host: {"facts": facts, "look": [change.record() for change in some]}
-            for host, some in of_host.items()
-            if host not in trust.refused
-        }
-        with nodes_asker(self.wanted.cluster, self._known_text(trust)) as asker:
-            answers, failures = asker.ask(requests, lambda done, total: self.progress("asking", done, total))
-        for host, answer in answers.items():
-            answer["states"] = dict(zip(map(key_of, of_host[host]), answer["look"], strict=True))
-        return answers, failures
-
-    def _keys(self) -> tuple[keys.KeyPair, list[Change]]:
-        """The pair and, if it is new, its files."""
-        directory = self.wanted.ssh_directory
-        there = kind_of(directory / keys.NAME, error=HostError) is not None
-        if not self._remote or (self.options.dry_run and not there):
-            pair = keys.KeyPair(_TO_BE_MADE, "")
+    def plan(self) -> Plan:
+        """Changes nothing, here or elsewhere."""
+        wanted, options, said = self.wanted, self.options, Said()
+        places, trust = ([], Trust()) if options.offline else self._find_trust(said)
+        key = own_key(wanted.ssh_directory, make=False) if self._remote else ""
+        scripts = {host: node_script(wanted, host, key or _TO_BE_MADE) for host in wanted.names}
+        if options.offline:
+            said.lines["change", "run the script"] = list(scripts)
         else:
-            pair = keys.find_or_make_keys(directory, f"glmforge-{self.wanted.cluster.name}")
-        if pair.private is None:
-            return pair, []
-        return pair, [
-            Change(HERE, "file", str(directory / keys.NAME), 0o600, pair.private, secret=True),
-            Change(HERE, "file", str(directory / f"{keys.NAME}.pub"), 0o644, pair.public),
-        ]
+            asked = {host: script for host, script in scripts.items() if host not in trust.refused}
+            answered = self._run_scripts(asked, trust, said, "look")  # others may show a key that is not the known one
+            trust.added = {host: lines for host, lines in trust.added.items() if host in answered}
+        failed = said.hosts("error")
+        due = [host for host in scripts if host in said.hosts("change") - failed]
+        if wanted.master_host in failed:
+            said.add(
+                "error", f"the master, {wanted.master_addr}, is not ready; fix that, or give another --master-addr"
+            )
+        files = [file for file in (*ssh_files(wanted, places, trust.text), *job_files(wanted)) if not file.is_written]
+        if not (options.force or options.offline):
+            for file in filter(lambda file: file.replaces, files):
+                fix = "look at it with --dry-run --force, which shows the difference, and replace it with --force"
+                said.add("error", f"{shown(file.path)} differs from what setup would write; {fix}")
+            files = [file for file in files if not file.replaces]
+        return Plan(scripts, due, files, key is None, said, trust)
 
-    def _find_changes(self, steps: list[Step], states: Mapping[str, Mapping[Key, Any]], journal: Journal) -> None:
-        """Fill in the changes of each step: what it wants and is not there yet."""
-        for step in steps:
-            for change in step.wanted:
-                found = here({"look": [change.record()]})["look"][0] if change.host == HERE else None
-                state = found or states[change.host][key_of(change)]
-                if is_done(change.record(), state):
-                    continue
-                problem = None if self.options.force else _in_the_way(change, state, journal)
-                if problem is not None:
-                    step.problems.append(problem)
-                    continue
-                step.changes.append(Planned(change, state))
+    def carry_out(self, plan: Plan) -> Said:
+        """What was changed on the nodes, and what went wrong. The rest is done."""
+        wanted, said = self.wanted, Said()
+        usable = set(wanted.names) - plan.said.hosts("error")
+        if not usable:
+            said.add("error", "no node is ready, so nothing was changed here either")
+            return said
+        with _alone(wanted.out):
+            if self._remote:
+                wanted.ssh_directory.mkdir(mode=0o700, exist_ok=True)
+                key = own_key(wanted.ssh_directory, make=True, comment=f"glmforge-{wanted.cluster.name}") or ""
+            for file in plan.files:
+                file.write()
+            said.lines["made", ""] = [""] * (len(plan.files) + plan.makes_key)
+            scripts = {host: node_script(wanted, host, key if self._remote else "") for host in plan.due}
+            self._run_scripts(scripts, plan.trust, said, "change")
+        self._test([host for host in wanted.names if host in usable], said)
+        return said
 
-    def _apply_here(self, planned: list[Planned], journal: Journal) -> list[Problem]:
-        entries = journal.intend(planned)
-        return _settle(journal, entries, here({"apply": _to_apply(planned)})["apply"])
+    def _find_trust(self, said: Said) -> tuple[list[Place], Trust]:
+        places = places_of(ssh_of(self.wanted.cluster), self._remote)
+        own, options = self.wanted.ssh_directory / "known_hosts", self.options
+        trust = find_trust(places, own, options.accepted, options.confirm)
+        for host, reason in trust.refused.items():
+            said.add("error", reason, host)
+        fix = "which is not taken over; add it to ssh/config, or set up from a machine within the cluster's network"
+        for place in filter(lambda place: place.through, places):
+            said.add("warning", f"ssh goes through {shown(place.through)}, {fix}", place.host)
+        return places, trust
 
-    def _apply_on_nodes(self, planned: list[Planned], journal: Journal, asker: Asker) -> list[Problem]:
-        of_host: dict[str, list[Planned]] = {}
-        for each in planned:
-            of_host.setdefault(each.change.host, []).append(each)
-        intended = {host: journal.intend(some) for host, some in of_host.items()}
-        requests = {host: {"apply": _to_apply(some)} for host, some in of_host.items()}
-        answers, failures = asker.ask(requests, lambda done, total: self.progress("changing", done, total))
-        problems = [Problem(failure.reason, failure.mend, (failure.host,)) for failure in failures]
+    def _run_scripts(self, scripts: Mapping[str, str], trust: Trust, said: Said, mode: str) -> set[str]:
+        """Each node runs its script, to `look` or to `change`; those that have."""
+        done: set[str] = set()
+        came = count(1)
+
+        def take(answer: Answer) -> None:
+            self.progress(mode, next(came), len(scripts))
+            if answer.is_done:
+                done.add(answer.host)
+            else:
+                said.add("error", escaped(f"{answer.reason}; {answer.mend}".rstrip("; ")), answer.host)
+            for line in answer.stdout.decode(errors="replace").splitlines():
+                kind, _, text = line.partition(": ")
+                if kind in ("change", "error") or (kind == "warning" and mode == "look"):
+                    said.add(kind, escaped(text), answer.host)
+
+        ssh, sent = ssh_of(self.wanted.cluster), {host: script.encode() for host, script in scripts.items()}
+        with tempfile.TemporaryDirectory(prefix="glmforge-ssh-") as directory:
+            known = Path(directory, "known_hosts")
+            known.write_text(trust.text)
+            more = ("-o", f"GlobalKnownHostsFile={known} /etc/ssh/ssh_known_hosts")
+            fanout = Fanout(replace(ssh, command=(*ssh.command, *more)), at_once=self.wanted.cluster.ssh.at_once)
+            fanout.run(list(scripts), f"exec sh -s {mode}", _NODE_S, sent.__getitem__, take)
+        return done
+
+    def _test(self, hosts: Sequence[str], said: Said) -> None:
+        """Each node through the cluster's own key and host keys, whatever the user's configuration says."""
+        program = Ssh.of_command(self.wanted.cluster.ssh.command).command[0]
+        ssh = Ssh((program, "-F", str(self.wanted.ssh_directory / "config")), connect_timeout_s=10)
+        script = f"test -d {shlex.quote(str(self.wanted.out))}"
+        answers = Fanout(ssh, at_once=self.wanted.cluster.ssh.at_once).run(hosts, script, _TEST_S)
         for host, answer in answers.items():
-            problems += _settle(journal, intended[host], answer["apply"])
-        return problems
-
-    def _test_notes(self) -> Step:
-        step = Step("Connectivity and GPU tests")
-        step.notes.append(
-            f"after the changes: every node through the cluster's own key, its {self.wanted.cluster.gpus_per_node} "
-            f"GPUs, its way to the next node, and port {self.wanted.cluster.master_port} of {self.wanted.master_addr}"
-        )
-        return step
+            if answer.outcome is Outcome.FAILED and answer.status == 1:
+                fix = "give --out a directory on shared storage"
+                said.add("warning", f"does not see {self.wanted.out}, where the scripts are; {fix}", host)
+            elif not answer.is_done:
+                reason = f"cannot be reached with the cluster's own key: {answer.reason}; {answer.mend}".rstrip("; ")
+                said.add("error", escaped(reason), host)
+        reached = sum(answer.is_done or answer.status == 1 for answer in answers.values())
+        said.add("note", f"{reached} of {len(self.wanted.names)} nodes answer through the cluster's own key")
 
 
 @contextmanager
-def nodes_asker(cluster: ClusterConfig, known: str) -> Iterator[Asker]:
-    """Reaches machines as the user reaches them, who knows the host keys in `known` besides their own."""
-    ssh = ssh_of(cluster)
-    with tempfile.TemporaryDirectory(prefix="glmforge-ssh-") as directory:
-        file = Path(directory, "known_hosts")
-        file.write_text(known)
-        more = ("-o", f"GlobalKnownHostsFile={file} /etc/ssh/ssh_known_hosts")
-        yield Asker(Fanout(replace(ssh, command=(*ssh.command, *more)), at_once=cluster.ssh.at_once))
+def _alone(directory: Path) -> Iterator[None]:
+    """One setup at a time in the directory, which is made. Raises `HostError`."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(directory, os.O_RDONLY)
+    except OSError as error:
+        raise HostError(f"{shown(directory)}: cannot be made: {error.strerror}; give another --out") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise HostError(f"{shown(directory)}: another setup of this cluster is running; wait for it") from None
+    finally:
+        os.close(descriptor)
 
 
-def undo_setup(cluster: ClusterConfig, out: Path, progress: Callable[[int, int], None]) -> Undone:
-    """Take back what setups with this directory have changed. Raises `HostError` if there was none."""
-    if kind_of(out / JOURNAL, error=HostError) is None:
-        raise HostError(f"{shown(out)}: holds no journal of a setup; give --out as setup had it")
-    with Journal.opened(out) as journal, nodes_asker(cluster, _own_known_hosts(out)) as asker:
-        return undo(journal, asker, progress)
-
-
-def _own_known_hosts(out: Path) -> str:
-    file = out / "ssh" / "known_hosts"
-    there = kind_of(file, error=HostError) is not None
-    return read_text(file, error=HostError, max_bytes=_MAX_KNOWN_HOSTS) if there else ""
-
-
-def _refuse_real_homes(facts: Mapping[str, Mapping[str, Any]]) -> None:
-    """Of a development cluster whose hosts have the home directory of the machine's user: a key in there would open
-    this machine, and no host. Raises `HostError`."""
-    hosts = [host for host, of_host in facts.items() if of_host["home_is_users"]]
-    if hosts:
-        raise HostError(
-            f"{hosts[0]}: is of a development cluster and has your own home directory; setup is for one that is "
-            "brought up with 'glmforge cluster dev up --bare'; nothing was changed"
-        )
-
-
-def key_of(change: Change) -> Key:
-    return change.kind, change.path, change.text
-
-
-def _to_apply(planned: Sequence[Planned]) -> list[list[Any]]:
-    return [[each.change.record(), dict(each.before)] for each in planned]
-
-
-def _settle(journal: Journal, entries: list[Entry], said: list[str]) -> list[Problem]:
-    pairs = list(zip(entries, said, strict=True))
-    journal.settle("made", [entry for entry, reason in pairs if not reason])
-    journal.settle("not_made", [entry for entry, reason in pairs if reason])
-    return [Problem(reason, "", (entry.host,) if entry.host else ()) for entry, reason in pairs if reason]
-
-
-def _in_the_way(change: Change, state: Mapping[str, Any], journal: Journal) -> Problem | None:
-    """Why the change must not be made as things are."""
-    hosts = (change.host,) if change.host else ()
-    path = shown(change.path)
-    if change.kind != "directory" and state["kind"] not in ("absent", "file"):
-        return Problem(f"{path} is a {state['kind']}, not a file", "move it away", hosts)
-    if change.kind == "directory" and state["kind"] != "absent":
-        return Problem(f"{path} is a {state['kind']}, not a directory", "move it away", hosts)
-    if change.kind == "file" and state["kind"] == "file" and not change.secret:
-        text = state.get("text")
-        if text is None:
-            return Problem(f"{path} is there and is no short text file", "move it away", hosts)
-        ours = state["sha256"] == journal.written(change.host, change.path)
-        if not ours and not (change.adds and change.text.startswith(text)):
-            return Problem(
-                f"{path} has been changed, or is not setup's",
-                "look at it with --dry-run --force, which shows the difference, and replace it with --force",
-                hosts,
-            )
-    return None
-
-
-def _problems(failures: Sequence[Failure], trust: Trust, wanted: Wanted) -> list[Problem]:
-    groups: dict[tuple[str, str], list[str]] = {}
-    for failure in failures:
-        groups.setdefault((failure.reason, failure.mend), []).append(failure.host)
-    problems = [Problem(reason, mend, tuple(hosts)) for (reason, mend), hosts in groups.items()]
-    mend = "compare its fingerprint with what the machine itself says, and give --accept-host-keys FILE"
-    problems += [Problem(reason, mend, (host,)) for host, reason in trust.refused.items()]
-    lost = {failure.host for failure in failures} | set(trust.refused)
-    if wanted.master_host in lost:
-        text = f"the master, {wanted.master_addr}, is not reached"
-        problems.append(Problem(text, "mend that, or give another --master-addr"))
-    return problems
+def describe(plan: Plan, wanted: Wanted) -> Iterator[str]:
+    """The plan as a person reads it: changes, the script of nodes in full, files as differences."""
+    yield "1. Nodes" + ("" if plan.due else ": nothing to change")
+    yield from (f"  {line}" for line in plan.said.of("change"))
+    of_script: dict[str, list[str]] = {}
+    for host in plan.due:
+        of_script.setdefault(plan.scripts[host], []).append(host)
+    for script, hosts in of_script.items():
+        yield f"  {fold_hosts(hosts)}: by this script:"
+        yield from (f"    {escaped(line)}" for line in script.splitlines())
+    yield f"2. Files in {shown(wanted.out)}" + ("" if plan.files or plan.makes_key else ": nothing to change")
+    if plan.makes_key:
+        yield f"  make a pair of keys, {shown(wanted.ssh_directory / KEY)}, which only its owner can read"
+    for file in plan.files:
+        yield from (f"  {line}" for line in file.describe())

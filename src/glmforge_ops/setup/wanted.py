@@ -3,7 +3,7 @@
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self, get_args
+from typing import Literal, Self
 
 from glmforge.config.cluster import ClusterConfig
 from glmforge.errors import HostError
@@ -30,14 +30,12 @@ class Wanted:
     out: Path
 
     @classmethod
-    def of(cls, kind: str, cluster: ClusterConfig, machines: list[HostLine], out: Path, nodes: int | None) -> Self:
-        """Raises `HostError`, one line that names the thing and the mend. `nodes`: how many there must be."""
-        if kind not in get_args(Kind):
-            raise HostError(f"--type {shown(kind)}: is not known; give slurm, mpi or manual")
-        if nodes is not None and nodes != len(machines):
-            raise HostError(
-                f"--nodes {nodes}, but there are {len(machines)}: {_names(machines)}; correct --nodes or the hosts"
-            )
+    def of(cls, kind: Kind, cluster: ClusterConfig, machines: list[HostLine], out: Path, nodes: int | None) -> Self:
+        """Raises `HostError`. `nodes`: how many there must be."""
+        names = [line.name for line in machines]
+        if nodes is not None and nodes != len(names):
+            few = ", ".join(names[:_MANY]) + (f", ... {names[-1]}" if len(names) > _MANY else "")
+            raise HostError(f"--nodes {nodes}, but there are {len(names)}: {few}; correct --nodes or the hosts")
         ssh_of(cluster)
         slots = cluster.gpus_per_node or 1
         other = next((line for line in machines if line.slots not in (None, slots)), None)
@@ -48,16 +46,15 @@ class Wanted:
             )
         if cluster.local_path is not None:
             _check_path(cluster.local_path, "--nvme-path")
-        out = Path(*absolute(out).parts)
+        out = absolute(out)
         _check_path(out, "--out")
         if '"' in str(out) or "%" in str(out):
             raise HostError(f"--out {shown(out)}: ssh's configuration cannot hold \" and %; choose another path")
         if kind == "mpi" and any(character.isspace() for character in str(out)):
-            raise HostError(f"--out {shown(out)}: mpirun takes a path with spaces apart; choose another path")
+            raise HostError(f"--out {shown(out)}: mpirun splits a path at spaces; choose another path")
         if kind_of(out, error=HostError) not in (None, "directory"):
             raise HostError(f"--out {shown(out)}: is not a directory; choose another path")
-        lines = tuple(HostLine(line.name, slots) for line in machines)
-        wanted = cls(kind, cluster, lines, out)  # type: ignore[arg-type]  # checked above
+        wanted = cls(kind, cluster, tuple(HostLine(name, slots) for name in names), out)
         _check_master(wanted)
         return wanted
 
@@ -116,11 +113,6 @@ def _check_master(wanted: Wanted) -> None:
         socket.getaddrinfo(wanted.master_addr, None)
     except OSError:
         raise HostError(
-            f"--master-addr {shown(wanted.master_addr)}: is none of the nodes and its name is not known here; give the "
-            "name or address of the first node"
+            f"--master-addr {shown(wanted.master_addr)}: is not one of the nodes, and this machine cannot resolve it; "
+            "give the name or address of the first node"
         ) from None
-
-
-def _names(machines: list[HostLine]) -> str:
-    names = [line.name for line in machines]
-    return ", ".join(names[:_MANY]) + (f", ... {names[-1]}" if len(names) > _MANY else "")

@@ -8,7 +8,7 @@ from typing import Any
 
 from glmforge.errors import HostError
 from glmforge.files import shown
-from glmforge.runtime.leave_trace import ABOVE
+from glmforge.runtime.traces import ABOVE
 from glmforge_ops.hosts.fanout import Answer, Fanout, Outcome
 from glmforge_ops.hosts.remote_program import WIRE, RemoteProgram, read_answer
 

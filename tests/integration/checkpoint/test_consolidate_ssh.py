@@ -1,4 +1,4 @@
-"""Consolidation over real ssh, rsync and tar: killed, interrupted, cut off, without space; and it still is whole."""
+"""Consolidation over real ssh and rsync: killed, interrupted, cut off, without space; and it still is whole."""
 
 import os
 import shutil
@@ -17,9 +17,9 @@ from glmforge.checkpoint import StoredTensors, load_checkpoint, verify_checkpoin
 from glmforge.checkpoint.format.store import checkpoint_path
 from glmforge.checkpoint.node_local import consolidate as room
 from glmforge.checkpoint.node_local.consolidate import Consolidated
+from glmforge.checkpoint.node_local.transfer import SshHost, Transfers
 from glmforge.errors import CheckpointError, HostError
 from glmforge.runtime.ssh import Ssh
-from glmforge.runtime.transfer import SshHost, Transfers
 from helpers.checkpoints import assert_holds_step, blank_tensors, make_tensors
 from helpers.distributed import run_ranks
 from helpers.node_disks import LOCAL, NODES, write_node_disks
@@ -80,31 +80,16 @@ def assert_published(root: Path, disks: Path) -> None:
     assert [list((disks / name / LOCAL).iterdir()) for name in NODES] == [[], []]
 
 
-@pytest.mark.parametrize("tool", ["rsync", "tar"])
-def test_pieces_come_over_ssh(tmp_path: Path, ready, tool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_come_over_ssh(tmp_path: Path, ready) -> None:
     ssh, local_root, disks = ready
-    used: list[str] = []
-    for name, method in (("rsync", "_rsync"), ("tar", "_untar")):
-        original = getattr(SshHost, method)
-        monkeypatch.setattr(
-            SshHost, method, lambda *a, name=name, original=original: (used.append(name), original(*a))[1]
-        )
-    if tool == "tar":
-        monkeypatch.setattr("glmforge.runtime.transfer.shutil.which", lambda name: None)
     done = collect(tmp_path / "run", ssh, local_root)
-    assert used == [tool] * 2
     assert done.fetched_bytes >= done.num_bytes * 0.9  # but for meta.json, which is written anew, and the manifest
     assert done.removed_from == NODES
     assert_published(tmp_path / "run", disks)
 
 
-@pytest.mark.parametrize("tool", ["rsync", "tar"])
-def test_beginnings_and_damages_in_the_staging_directory_are_mended(
-    tmp_path: Path, ready, tool: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_beginnings_and_damages_in_the_staging_directory_are_repaired(tmp_path: Path, ready) -> None:
     ssh, local_root, disks = ready
-    if tool == "tar":
-        monkeypatch.setattr("glmforge.runtime.transfer.shutil.which", lambda name: None)
     staging = tmp_path / "run" / ".consolidate"
     staging.mkdir(parents=True)
     files = sorted(file for name in NODES for file in (disks / name / LOCAL / f"step-{STEP:08d}").glob("__*"))
@@ -165,6 +150,19 @@ def kill_at_stages(directory: Path, ssh: str, local_root: Path, disks: Path, tem
         collect(root, ssh, local_root, step=STEP)
         assert_published(root, disks)
     return list(STAGES)
+
+
+def test_a_host_without_local_checkpoints_or_without_rsync_is_named(tmp_path: Path, ready) -> None:
+    ssh, local_root, _ = ready
+    with pytest.raises(CheckpointError, match=r"no parts of checkpoints on any host \(node0, node1\)"):
+        collect(tmp_path / "run", ssh, local_root / "nowhere")
+    program = tmp_path / "ssh"  # its rsync is not there
+    program.write_text(
+        f'#!/bin/sh\ncase "$*" in *"rsync --server"*) set -- false ;; *) set -- {ssh} "$@" ;; esac\nexec "$@"\n'
+    )
+    program.chmod(0o755)
+    with pytest.raises(HostError, match=r"node\d: .*rsync"):
+        collect(tmp_path / "run", str(program), local_root)
 
 
 @pytest.mark.chaos

@@ -13,10 +13,10 @@ import torch
 from glmforge.checkpoint import load_checkpoint, read_meta, verify_checkpoint
 from glmforge.checkpoint.format.store import checkpoint_path
 from glmforge.checkpoint.node_local import consolidate as room
+from glmforge.checkpoint.node_local.transfer import SshHost, Transfers
 from glmforge.errors import CheckpointError, HostError
 from glmforge.runtime.lease import HeldError, Lease
 from glmforge.runtime.ssh import Ssh
-from glmforge.runtime.transfer import SshHost, Transfers
 from helpers.checkpoints import assert_holds_step, blank_tensors, save_steps
 from helpers.distributed import run_ranks
 from helpers.node_disks import LOCAL, NODES, collect, make_nodes, write_node_disks

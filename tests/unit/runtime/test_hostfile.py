@@ -4,20 +4,16 @@ import pytest
 
 from glmforge.errors import HostError
 from glmforge.runtime.hostfile import HostLine, parse_hosts, read_host_lines, read_hostfile
-from glmforge.runtime.ssh import Ssh
-from glmforge.runtime.transfer import Host, SshHost, Transfers, make_host
 
 
 def test_hosts_are_told_from_files_and_lists(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("# the job's nodes\nnode1 slots=8\n\nroot@10.0.0.2   # second\nnode[08-10,3]-ib slots=4\n")
-    names = ["node1", "root@10.0.0.2", "node08-ib", "node09-ib", "node10-ib", "node3-ib"]
+    names = ["node1", "root@10.0.0.2", "node3-ib", "node08-ib", "node09-ib", "node10-ib"]
     assert read_hostfile(file) == names
     assert [line.slots for line in read_host_lines(file)] == [8, None, 4, 4, 4, 4]
     assert parse_hosts("a, b,n[1-2,5]") == ["a", "b", "n1", "n2", "n5"]
     assert parse_hosts("r[1-2]n[1-2]") == ["r1n1", "r1n2", "r2n1", "r2n2"]
-    assert type(make_host("localhost", Transfers(), Ssh())) is Host
-    assert type(make_host("node1", Transfers(), Ssh())) is SshHost
 
 
 @pytest.mark.parametrize(
@@ -35,6 +31,9 @@ def test_hosts_are_told_from_files_and_lists(tmp_path: Path) -> None:
         ("node[1-]", "not a range"),
         ("node[3-1]", "not a range"),
         ("node[]", "not a range"),
+        ("node[8-011]", "padding"),
+        ("node[1-2][1-2]", "bracket"),
+        ("node[1,1-2]", "names a host twice"),
         ("node[1-3", "not the name"),
         ("node[1-999999999]", "more than 100000"),
         ("a[1-9999]b[1-9999]", "more than 100000"),

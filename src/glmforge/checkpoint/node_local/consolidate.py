@@ -37,12 +37,12 @@ from glmforge.checkpoint.node_local.parts_of_ranks import (
     read_parts,
     whole_saves,
 )
+from glmforge.checkpoint.node_local.transfer import Host, Transfers
 from glmforge.errors import CheckpointError, GlmforgeError, HostError
 from glmforge.observe.units import format_bytes
 from glmforge.runtime.lease import Lease
-from glmforge.runtime.leave_trace import scratch_prefix
 from glmforge.runtime.os_errors import describe_os_error
-from glmforge.runtime.transfer import Host, Transfers
+from glmforge.runtime.traces import scratch_prefix
 
 logger = logging.getLogger(__name__)
 

@@ -26,23 +26,24 @@ def init(
 
         glmforge cluster init --hosts 'node[001-128]' --out cluster.yaml
     """
-    from glmforge.observe.work_progress import work_progress
-    from glmforge_ops.setup.find import find_cluster
-    from glmforge_ops.setup.write_config import config_text, refuse_existing, write_config
+    from itertools import count
 
-    if out != Path("-") and not force:
+    from glmforge.observe.work_progress import work_progress
+    from glmforge_ops.setup.find import config_text, find_cluster, refuse_existing, write_config
+
+    prints = out == Path("-")
+    if not (prints or force):
         refuse_existing(out)
-    cluster = read_cluster(None, hosts, hostfile, partition, ssh)
+    cluster, came = read_cluster(None, hosts, hostfile, partition, ssh), count(1)
     with work_progress("asking", 64) as show:
-        found = find_cluster(cluster, lambda done, total: show(done, f"{done} of {total} machines have answered"))
+        found = find_cluster(cluster, lambda _: show(number := next(came), f"{number} machines have answered"))
     text = config_text(found)
-    if out == Path("-"):
+    if prints:
         typer.echo(text, nl=False)
     else:
         write_config(out, text, force)
-    for line in found.said:
-        typer.echo(f"found: {escaped(line)}", err=out == Path("-"))
-    for line in found.missing:
-        typer.echo(f"not found: {escaped(line)}", err=out == Path("-"))
-    if out != Path("-"):
+    for head, lines in (("found", found.said), ("not found", found.missing)):
+        for line in lines:
+            typer.echo(f"{head}: {escaped(line)}", err=prints)
+    if not prints:
         typer.echo(f"{escaped(str(out))}: read it and correct it, then: glmforge cluster setup {escaped(str(out))}")

@@ -12,16 +12,11 @@ import sys
 
 TYPE_CHECKING = False  # as in typing, whose import takes longer than all others here
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
 MARK = b"glmforge-node 1\n"
 """The line after which answers stand; what a login shell prints comes before it."""
 
-BEFORE = {"busy", "ready"}
-"""A line with one of these keys comes before the answer."""
-
-CHUNK = 1 << 20
 IDLE_S = 300
 
 
@@ -44,15 +39,3 @@ def listen() -> dict[str, Any] | None:
     line = sys.stdin.buffer.readline()
     signal.alarm(0)
     return json.loads(line) if line.endswith(b"\n") else None
-
-
-def read_bytes(length: int) -> Iterator[bytes]:
-    """The next `length` bytes; the process ends if they do not come."""
-    while length:
-        signal.alarm(IDLE_S)
-        piece = sys.stdin.buffer.read(min(CHUNK, length))
-        signal.alarm(0)
-        if not piece:
-            sys.exit(1)
-        length -= len(piece)
-        yield piece

@@ -16,7 +16,7 @@ from glmforge_ops.hosts import remote_program
 from glmforge_ops.hosts.fanout import Answer, Fanout, Outcome
 from glmforge_ops.hosts.on_node.wire import MARK
 from glmforge_ops.hosts.remote_program import WIRE, RemoteProgram, read_answer, source_of
-from glmforge_ops.setup.ask import PROGRAM as SETUP
+from glmforge_ops.setup.find import FACTS
 from glmforge_ops.storage.clean import CLEAN
 
 ECHO = f"""
@@ -25,7 +25,6 @@ from {WIRE} import begin, say
 def main(program):
     say({{"order": begin(), "python": sys.executable, "has_site": "site" in sys.modules, "path": sys.path}})
 """
-SYSTEM = Path("/usr/bin/python3")
 _SSH = '#!/bin/sh\nwhile [ "$1" != -- ]; do shift; done\nshift 2\nexec sh -c "$*"\n'
 """In place of ssh: hands the script to a shell here."""
 
@@ -56,9 +55,7 @@ def ask(fanout: Fanout, program: RemoteProgram, order: dict[str, object], python
     return fanout.run(["node1"], lambda host: program.script(host, python), 60, sent)["node1"]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "'\"$(touch x)`;\n\\", "\0\x01\x7f\u2028", "\"'''", "é𝄞", "x" * 300_000, MARK.decode(), "%s {0}"]
-)
+@pytest.mark.parametrize("text", ["'\"$(touch x)`;\n\\", "\0\x01\x7f\u2028é𝄞", "x" * 300_000, MARK.decode()])
 def test_an_order_arrives_as_it_is(echo: RemoteProgram, fanout: Fanout, text: str) -> None:
     assert read_answer(ask(fanout, echo, {"text": text, text: 1}))["order"] == {"text": text, text: 1}
     assert "x" * 100 not in echo.script("node1"), "the command line is the same whatever is asked"
@@ -76,38 +73,6 @@ def test_neither_site_packages_nor_the_directory_or_the_environment_are_searched
     assert not {"", str(tmp_path), *(path for path in told["path"] if path.endswith("-packages"))} & set(told["path"])
 
 
-def python_of(fanout: Fanout, program: RemoteProgram, path: Path) -> str:
-    fanout.environment = {"PATH": f"{path}:/usr/bin:/bin"}
-    return str(read_answer(ask(fanout, program, {}))["python"])
-
-
-def test_a_python_that_is_a_program_is_taken_as_it_is_found(
-    echo: RemoteProgram, fanout: Fanout, tmp_path: Path
-) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/python3").symlink_to(sys.executable)
-    assert python_of(fanout, echo, tmp_path / "bin") == str(tmp_path / "bin/python3")
-
-
-@pytest.mark.skipif(not SYSTEM.exists(), reason="there is no /usr/bin/python3")
-def test_the_systems_python_is_taken_in_place_of_a_script_that_looks_for_one(
-    echo: RemoteProgram, fanout: Fanout, tmp_path: Path
-) -> None:
-    executable(tmp_path / "bin/python3", f'#!/bin/sh\n: > {tmp_path}/called\nexec {sys.executable} "$@"\n')
-    assert Path(python_of(fanout, echo, tmp_path / "bin")).samefile(SYSTEM)
-    assert not (tmp_path / "called").exists()
-
-
-def test_a_script_is_taken_where_the_systems_python_is_too_old(
-    echo: RemoteProgram, fanout: Fanout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    old = executable(tmp_path / "old", "#!/bin/sh\nexit 1\n")  # as it ends when asked whether it is new enough
-    monkeypatch.setattr(remote_program, "_FIND", remote_program._FIND.replace(str(SYSTEM), str(old)))
-    executable(tmp_path / "bin/python3", f'#!/bin/sh\n: > {tmp_path}/called\nexec {sys.executable} "$@"\n')
-    assert Path(python_of(fanout, echo, tmp_path / "bin")).samefile(sys.executable)
-    assert (tmp_path / "called").exists()
-
-
 def test_a_python_that_is_named_is_the_one_that_runs(echo: RemoteProgram, fanout: Fanout, tmp_path: Path) -> None:
     own = tmp_path / "my python; exit 3"
     own.symlink_to(sys.executable)
@@ -119,7 +84,7 @@ def test_a_python_that_is_too_old_says_so(fanout: Fanout) -> None:
     assert answer.reason == "Python 99.0 or newer is needed there"
 
 
-@pytest.mark.parametrize("program", [CHECKS, CLEAN, SETUP], ids=lambda program: program.modules[-1])
+@pytest.mark.parametrize("program", [CHECKS, CLEAN, FACTS], ids=lambda program: program.modules[-1])
 def test_a_program_needs_its_oldest_python_and_what_came_before(program: RemoteProgram) -> None:
     version = tuple(map(int, program.oldest.split(".")))
     for number, name in enumerate(program.modules):
@@ -146,14 +111,10 @@ def test_what_a_login_shell_prints_is_no_answer() -> None:
     [
         (b"", "gave no answer"),
         (b'{"a": 1}\n', "gave no answer"),
-        (b"\n" + MARK, "gave no answer"),
         (b"\n" + MARK + b'{"a": 1}', "gave no answer"),
         (b"\n" + MARK + b"{\n", "not valid JSON"),
         (b"\n" + MARK + b"\xff\n", "not valid JSON"),
         (b"\n" + MARK + b"[]\n", "must hold one JSON object"),
-        (b"\n" + MARK + b'{"a": NaN}\n', "NaN"),
-        (b"\n" + MARK + b'{"a": ' + b"1" * 5000 + b"}\n", "digits"),
-        (b"\n" + MARK + b'{"a": ' + b"[" * 100_000 + b"\n", "levels deep"),
         (b"\n" + MARK + b"{" + b"[]," * 1_000_001 + b"}\n", "more than 1,000,000 values"),
     ],
 )

@@ -1,5 +1,6 @@
 """`glmforge cluster init`: what is found becomes settings, what is not is said, and the file loads again."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +12,24 @@ from glmforge.config.cluster import ClusterConfig, SlurmConfig
 from glmforge.config.load import load_settings
 from glmforge.config.tree import parse
 from glmforge.errors import HostError
+from glmforge_ops.hosts.fanout import Answer, Fanout, Outcome
 from glmforge_ops.hosts.machines import load_cluster
-from glmforge_ops.setup import find
-from glmforge_ops.setup.ask import Asker, Failure
-from glmforge_ops.setup.find import find_cluster
-from glmforge_ops.setup.write_config import config_text, write_config
+from glmforge_ops.hosts.on_node.wire import MARK
+from glmforge_ops.setup import facts, find
+from glmforge_ops.setup.find import config_text, find_cluster, write_config
 
 TB = 10**12
 
 
 def mount(path: str, source: str, size: int = 7 * TB, network: bool = False) -> dict[str, Any]:
-    return {"path": path, "source": source, "type": "xfs", "network": network, "size": size, "directory": True}
+    return {"path": path, "source": source, "network": network, "size": 0 if network else size}
 
 
 def said_by_a_node(**changes: Any) -> dict[str, Any]:
     return {
-        "gpus": {"count": 8, "names": ["NVIDIA H200"], "source": "nvidia-smi"},
-        "interfaces": {},
+        "gpus": ["NVIDIA H200"] * 8,
         "route": "ens3",
-        "infiniband": [{"device": "mlx5_0", "port": "1", "state": "4: ACTIVE", "link": "InfiniBand", "rate": "400"}],
+        "rdma": [["mlx5_0", "InfiniBand"], ["mlx5_1", "Ethernet"]],
         "mounts": [
             mount("/", "/dev/sda1", TB),
             mount("/scratch", "/dev/sdb", 9 * TB),
@@ -44,12 +44,12 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any] | None]:
     """What each node says; None: it does not answer."""
     nodes: dict[str, dict[str, Any] | None] = {}
 
-    def ask(self: Asker, requests: Any, progress: Any = None) -> Any:
-        found = {host: {"facts": nodes[host]} for host in requests if nodes[host] is not None}
-        lost = [Failure(host, "it does not answer", "look at it") for host in requests if nodes[host] is None]
-        return found, lost
+    def answer(host: str) -> Answer:
+        if nodes[host] is None:
+            return Answer(host, Outcome.UNREACHABLE, reason="it does not answer", mend="look at it")
+        return Answer(host, Outcome.DONE, 0, b"\n" + MARK + json.dumps(nodes[host]).encode() + b"\n")
 
-    monkeypatch.setattr(Asker, "ask", ask)
+    monkeypatch.setattr(Fanout, "run", lambda self, hosts, *rest: {host: answer(host) for host in hosts})
     return nodes
 
 
@@ -70,14 +70,14 @@ def test_what_all_have_becomes_settings(nodes: dict[str, Any]) -> None:
 
 
 def test_what_differs_or_lacks_is_said(nodes: dict[str, Any]) -> None:
-    few = said_by_a_node(gpus={"count": 7, "names": ["NVIDIA H200"], "source": "nvidia-smi"}, mounts=[])
+    few = said_by_a_node(gpus=["NVIDIA H200"] * 7, mounts=[])
     nodes |= {"a": said_by_a_node(), "b": said_by_a_node(), "c": few, "d": None}
     found = find_cluster(ClusterConfig(nodes=["a", "b", "c", "d"]))
     assert found.settings["gpus_per_node"] == 8
     assert any("the same GPUs everywhere: c differs" in line for line in found.missing)
     assert any("what d has: it does not answer; look at it" in line for line in found.missing)
-    assert any("a local disk" in line for line in found.missing)
-    assert any("a network file system" in line for line in found.missing)
+    assert "local disks of 200 GB or more that all nodes have; set local_path" in found.missing
+    assert "network file systems that all nodes have; set shared_path" in found.missing
     cluster = load(config_text(found))
     assert cluster.local_path is None
 
@@ -92,7 +92,7 @@ def test_slurm_promises_gpus_that_nobody_could_count(nodes: dict[str, Any], monk
     assert (cluster.slurm.partition, cluster.gpus_per_node) == ("gpu", 8)
 
 
-@pytest.mark.parametrize("path", ["/a: b", "/a #b", "/'a'", "/ä 日", "/%s{{ x }}", "/- a", "/null"])
+@pytest.mark.parametrize("path", ["/a: b #c", "/'a'", "/%s{{ x }}"])
 def test_any_path_is_read_back_as_it_is(nodes: dict[str, Any], path: str) -> None:
     nodes["a"] = said_by_a_node(mounts=[mount(path, "/dev/nvme0n1"), mount("/x\n\nnetwork: tcp", "/dev/sdb", TB)])
     assert load(config_text(find_cluster(ClusterConfig(nodes=["a"])))).local_path == Path(path)
@@ -108,10 +108,16 @@ def test_no_file_is_replaced_unless_forced(tmp_path: Path) -> None:
     file.write_text("name: mine\n")
     again = CliRunner().invoke(app, options)
     assert isinstance(again.exception, HostError)
-    assert str(again.exception) == f"{file}: is there already; write to another --out, or give --force"
+    assert str(again.exception) == f"{file}: exists already; write to another --out, or pass --force"
     assert file.read_text() == "name: mine\n"
-    with pytest.raises(HostError, match="is there already"):
+    with pytest.raises(HostError, match="exists already"):
         write_config(file, "name: other\n", force=False)
     assert CliRunner().invoke(app, [*options, "--force"]).exit_code == 0
     assert load_cluster(file).nodes == ["localhost"]
     assert [path.name for path in tmp_path.iterdir()] == ["cluster.yaml"]
+
+
+def test_this_machine_says_what_it_has() -> None:
+    found = facts.facts()
+    assert {"gpus", "route", "rdma", "mounts"} == set(found)
+    assert all({"path", "source", "network", "size"} == set(mount) for mount in found["mounts"])

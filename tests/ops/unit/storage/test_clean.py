@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from glmforge.runtime import leave_trace as notes
-from glmforge.runtime.leave_trace import leave_trace, scratch_prefix
+from glmforge.runtime import traces as notes
 from glmforge.runtime.process import identify
+from glmforge.runtime.traces import leave_trace, scratch_prefix
 from glmforge_ops.hosts.fanout import Fanout
 from glmforge_ops.storage import clean_program as program
 from glmforge_ops.storage.clean import Cleaned, LocalRun, Order, clean

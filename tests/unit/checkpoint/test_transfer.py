@@ -9,7 +9,7 @@ from helpers.unwoken import run_program
 
 _PROGRAM = """
 import signal, subprocess, threading
-from glmforge.runtime.transfer import Host, Transfers
+from glmforge.checkpoint.node_local.transfer import Host, Transfers
 
 transfers, started = Transfers(), threading.Barrier(2)
 

@@ -1,19 +1,16 @@
-"""Hosts as places to fetch files from: this machine, or one that ssh reaches.
+"""Hosts as places to fetch files from: this machine, or one that ssh reaches and that has rsync.
 
-What is asked of a node needs a POSIX shell, find and tar there, nothing of ours. Files come by rsync where both ends
-have it, because it goes on in the middle of a file after an interruption, and otherwise in a stream of tar. Neither is
-trusted: whoever calls `fetch` compares checksums.
-
-A transfer ends with the process that wants it, also with one that was killed: tar and rsync write to a pipe that
-nobody reads any more.
+rsync goes on in the middle of a file after an interruption. It is not trusted: whoever calls `fetch` compares
+checksums. A transfer ends with the process that wants it, also with one that was killed: rsync then writes to a pipe
+that nobody reads any more.
 """
 
 import contextlib
+import os
 import re
 import shlex
 import shutil
 import subprocess
-import tarfile
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,10 +30,19 @@ Advance = Callable[[int], None]
 
 _COPY_BYTES = 4 << 20
 _AT_ONCE = 4  # nodes that are asked at the same time
-_NO_DIRECTORY = 44
-_RSYNC_OPTIONS = ("--inplace", "--ignore-times", "-s", "--info=progress2", "--timeout=120")
+_RSYNC = (
+    "rsync",
+    "--inplace",
+    "--ignore-times",
+    "-s",
+    "--info=progress2",
+    "--timeout=120",
+    "--from0",
+    "--files-from=-",
+)
+_MARK = b"glmforge:"  # what a login shell prints comes before
 _DOOMED = ".deleted-consolidate-0"  # a run takes it, too, for what a process that is no more has left behind
-_PROGRESS = re.compile(rb"^\s*([\d,]+)\s+\d+%")
+_PROGRESS = re.compile(rb"\s*([\d,]+)\s+\d+%")
 
 
 class Cancelled(Exception):
@@ -79,7 +85,8 @@ class Transfers:
         """A child whose output is read within the block, and which does not outlive it."""
         with self._lock:
             self.check()
-            child = subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr)
+            environment = os.environ | {"LC_ALL": "C"}
+            child = subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=stderr, env=environment)
             self._processes.add(child)
         try:
             yield child
@@ -117,8 +124,11 @@ class Host:
         for name in names:
             source = Path(directory) / name
             try:
-                with source.open("rb") as reading:
-                    self._write(reading, target / name, advance)
+                with source.open("rb") as reading, (target / name).open("wb") as writing:
+                    while chunk := reading.read(_COPY_BYTES):
+                        self.transfers.check()
+                        writing.write(chunk)
+                        advance(len(chunk))
             except FileNotFoundError:
                 self._fail(f"{source}: missing")
             except OSError as error:
@@ -141,13 +151,6 @@ class Host:
         except OSError as error:
             self._fail(describe_os_error(error, f"removing files below {root}"))
 
-    def _write(self, reading: IO[bytes], file: Path, advance: Advance) -> None:
-        with file.open("wb") as writing:
-            while chunk := reading.read(_COPY_BYTES):
-                self.transfers.check()
-                writing.write(chunk)
-                advance(len(chunk))
-
     def _fail(self, reason: str) -> NoReturn:
         raise HostError(f"{self.name}: {reason}")
 
@@ -158,101 +161,55 @@ class SshHost(Host):
     def __init__(self, name: str, transfers: Transfers, ssh: Ssh) -> None:
         super().__init__(name, transfers)
         self.ssh = ssh
-        self._has_rsync = False
 
     def fetch_matching(self, root: PurePosixPath, pattern: str, target: Path) -> Path:
         depth = pattern.count("/") + 1
-        script = (
-            f"cd {shlex.quote(str(root))} 2>/dev/null || exit {_NO_DIRECTORY}; "
-            "if command -v rsync >/dev/null 2>&1; then echo glmforge:rsync; else echo glmforge:tar; fi; "
-            f"find . -mindepth {depth} -maxdepth {depth} -path {shlex.quote('./' + pattern)} -print0 "
-            "| tar --null -T - -cf -"
+        found = self._shell(
+            f"cd {shlex.quote(str(root))} 2>/dev/null || exit 0; printf %s {_MARK.decode()}; "
+            f"find . -mindepth {depth} -maxdepth {depth} -path {shlex.quote('./' + pattern)} -print0"
         )
-        with self._remote(script, accept=(0, _NO_DIRECTORY)) as stream:
-            # What a login shell prints comes before.
-            tool = next((line for line in iter(stream.readline, b"") if line.startswith(b"glmforge:")), b"")
-            self._has_rsync = tool == b"glmforge:rsync\n" and shutil.which("rsync") is not None
-            if tool:
-                with tarfile.open(fileobj=stream, mode="r|") as archive:
-                    archive.extractall(target, filter="data")
+        _, _, names = found.partition(_MARK)
+        if names:
+            self._rsync(root, names, target, lambda num_bytes: None)
         return target
 
     def fetch(self, directory: PurePosixPath, names: Sequence[str], target: Path, advance: Advance) -> None:
-        with tempfile.TemporaryFile() as listing:
-            if self._has_rsync:
-                listing.write("\n".join(names).encode())
-                listing.seek(0)
-                self._rsync(directory, listing, target, advance)
-            else:
-                listing.write("\0".join(names).encode())
-                listing.seek(0)
-                self._untar(directory, listing, set(names), target, advance)
+        self._rsync(directory, "\0".join(names).encode(), target, advance)
 
     def remove(self, root: PurePosixPath, name: str | None) -> None:
         script = f"cd {shlex.quote(str(root))} 2>/dev/null || exit 0; rm -rf -- .*{_DOOMED}"
         if name is not None:
             here, hidden = shlex.quote(name), shlex.quote(f".{name}{_DOOMED}")
             script += f"; [ ! -d {here} ] || mv -- {here} {hidden} || [ ! -d {here} ] && rm -rf -- {hidden}"
-        with self._remote(script):
-            pass
+        self._shell(script)
 
-    def _rsync(self, directory: PurePosixPath, listing: IO[bytes], target: Path, advance: Advance) -> None:
+    def _rsync(self, directory: PurePosixPath, names: bytes, target: Path, advance: Advance) -> None:
         host = f"[{self.name}]" if ":" in self.name else self.name
-        source = f"{host}:{directory}/"
-        command = ["rsync", *_RSYNC_OPTIONS, "-e", self.ssh.call(), "--files-from=-", source, f"{target}/"]
-        with self._child(["env", "LC_ALL=C", *command], listing) as stream:
-            done = 0
-            for line in _lines(stream):
-                if found := _PROGRESS.match(line):
-                    now = int(found[1].replace(b",", b""))
-                    advance(now - done)
-                    done = now
+        command = [*_RSYNC, "-e", self.ssh.call(), f"{host}:{directory}/", f"{target}/"]
+        done = 0
+        for line in _lines(self._run(command, names)):
+            if found := _PROGRESS.match(line):
+                now = int(found[1].replace(b",", b""))
+                advance(now - done)
+                done = now
 
-    def _untar(
-        self, directory: PurePosixPath, listing: IO[bytes], names: set[str], target: Path, advance: Advance
-    ) -> None:
-        script = f"cd {shlex.quote(str(directory))} && tar --null -T - -cf -"
-        with self._remote(script, listing) as stream:
+    def _shell(self, script: str) -> bytes:
+        return b"".join(self._run(self.ssh.to_shell(self.name, script)))
+
+    def _run(self, command: Sequence[str], stdin: bytes = b"") -> Iterator[bytes]:
+        """The output of a command as it comes. Raises `HostError` if the command fails."""
+        with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as stderr:
+            given.write(stdin)
+            given.seek(0)
             try:
-                with tarfile.open(fileobj=stream, mode="r|") as archive:
-                    for member in archive:
-                        if member.name in names and (reading := archive.extractfile(member)):
-                            self._write(reading, target / member.name, advance)
-            except OSError as error:
-                self._fail(describe_os_error(error, f"writing to {target}"))
-
-    def _remote(
-        self, script: str, stdin: IO[bytes] | int = subprocess.DEVNULL, accept: Sequence[int] = (0,)
-    ) -> contextlib.AbstractContextManager[IO[bytes]]:
-        return self._child(self.ssh.to_shell(self.name, script), stdin, accept)
-
-    @contextlib.contextmanager
-    def _child(
-        self, command: Sequence[str], stdin: IO[bytes] | int, accept: Sequence[int] = (0,)
-    ) -> Iterator[IO[bytes]]:
-        """The output of a command; what it says of an error is raised, rather than that its output was cut off."""
-        with (
-            tempfile.TemporaryFile() as stderr,
-            self._found(command),
-            self.transfers.process(command, stdin, stderr) as child,
-        ):
-            broken = None
-            try:
-                yield child.stdout
-            except tarfile.TarError as error:
-                broken = error
-            child.stdout.read()
-            status = child.wait()
-            if status not in accept or broken:
-                self.transfers.check()
-                self._fail(_reason(status, stderr) if status not in accept else f"its tar is cut off ({broken})")
-
-    @contextlib.contextmanager
-    def _found(self, command: Sequence[str]) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError:
-            self._fail(f"there is no command '{command[0]}' on this machine; install it, or see --ssh")
+                with self.transfers.process(command, given, stderr) as child:
+                    while chunk := child.stdout.read1(1 << 16):
+                        yield chunk
+                    status = child.wait()
+            except FileNotFoundError:
+                self._fail(f"there is no command '{command[0]}' on this machine; install it, or see --ssh")
+            if status != 0:
+                self._fail(_reason(status, stderr))
 
 
 def make_host(name: str, transfers: Transfers, ssh: Ssh) -> Host:
@@ -265,17 +222,17 @@ def _reason(status: int, stderr: IO[bytes]) -> str:
     text = stderr.read().decode(errors="replace")
     said = [line.strip() for line in text.splitlines() if line.strip()]
     # rsync names the file first and sums up last; ssh says it last.
-    first = next((line for line in said if line.startswith(("rsync: ", "tar: "))), said[-1] if said else "")
+    first = next((line for line in said if line.startswith("rsync: ")), said[-1] if said else "")
     if status == UNREACHABLE:
         meaning, mend = explain_unreachable(text)
         return f"ssh does not reach it ({meaning}); it must, without a password: {mend}; or see --ssh"
     return f"{first or 'no reason given'} (status {status})"
 
 
-def _lines(stream: IO[bytes]) -> Iterator[bytes]:
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """Lines as they come, also those that end in a carriage return only."""
     rest = b""
-    while chunk := stream.read1(1 << 16):  # type: ignore[attr-defined]  # a buffered pipe
+    for chunk in chunks:
         *lines, rest = re.split(rb"[\r\n]", rest + chunk)
         yield from lines
     yield rest
