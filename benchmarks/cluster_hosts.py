@@ -212,12 +212,13 @@ def _recorded_ssh(directory: Path) -> Path:
 def _quick_checks(directory: Path) -> tuple[str, bytes]:
     """What the quick checks run on a node, and what they send there."""
     from glmforge.config.cluster import ClusterConfig
-    from glmforge_ops.health.checks.check import Level
-    from glmforge_ops.health.checks.probe import PROGRAM, ask_for_facts
-    from glmforge_ops.health.checks.registry import choose_checks
+    from glmforge_ops.health.checks.check import Context, Level
+    from glmforge_ops.health.checks.examine import PROGRAM, choose_checks, order_for
+    from glmforge_ops.health.checks.thresholds import Thresholds
 
-    probes = sorted({check.probe for check in choose_checks(Level.QUICK) if check.probe})
-    return PROGRAM.script("node"), ask_for_facts(probes, ClusterConfig(python=_PYTHON, local_path=directory), 20.0)
+    calls = list(dict.fromkeys(check.gather for check in choose_checks(Level.QUICK) if check.gather is not None))
+    context = Context(ClusterConfig(python=_PYTHON, local_path=directory), Thresholds())
+    return PROGRAM.script("node"), PROGRAM.sent(order_for(calls, context, 20.0))
 
 
 def _names(count: int) -> list[str]:
