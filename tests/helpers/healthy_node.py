@@ -106,7 +106,7 @@ def _gpus(node: FakeNode) -> None:
         "ecc": 1,
         "ecc_uncorrected": 0,
         "rows_uncorrectable": 0,
-        "throttle": 1,
+        "throttle": 0,
         "links": 18,
     }
     for gpu in range(2):

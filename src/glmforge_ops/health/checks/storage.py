@@ -59,7 +59,8 @@ def checkpoints(cluster: Facts) -> dict[str, Any]:
 def _place(path: str | None) -> dict[str, Any]:
     """What is at a path: file system, room, whether a file can be written."""
     if path is None or not os.path.isdir(path):
-        return {"path": path, "there": False, "state": None if path is None else "is no directory"}
+        missing = f"{path} is {'no directory' if path is not None and os.path.exists(path) else 'not there'}"
+        return {"path": path, "there": False, "state": None if path is None else missing}
     return {"path": path, "there": True, **mount_of(path), "state": _try_writing(path)}
 
 
@@ -94,7 +95,7 @@ def _try_writing(path: str) -> str:
         if os.path.exists(file):
             os.unlink(file)
         full = (error.strerror or "") in ("No space left on device", "Disk quota exceeded")
-        return "writable" if full else f"not writable: {error.strerror}"
+        return "writable" if full else f"{path} is not writable: {error.strerror}"
     return "writable"
 
 

@@ -361,7 +361,7 @@ def test_an_all_reduce_is_held_against_the_model_of_gpu(row: Any, model: str, st
 
 
 def test_rdma_latency_is_measured_in_a_ring() -> None:
-    shown = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]\n 8  1000  1.5  7.1  {}  1.6  0.2  1.8  2.9\n"
+    shown = " #bytes #iterations t_min[usec] t_max[usec] t_typical[usec]\n 8  1000  1.5  7.1  {}  1.6  0.2  1.8  2.9\n"
     rounds: list[set[str]] = []
 
     def shell(scripts: Mapping[str, str], limit_s: float) -> dict[str, Answer]:

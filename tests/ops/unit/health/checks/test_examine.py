@@ -130,10 +130,13 @@ def gathering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     return make
 
 
-def test_a_function_that_hangs_or_dies_costs_the_others_nothing(gathering: Callable[[str], list[Check]]) -> None:
-    source = """
+def test_a_function_that_hangs_or_dies_costs_the_others_nothing(
+    gathering: Callable[[str], list[Check]], tmp_path: Path
+) -> None:
+    source = f"""
 import os, time
 def hangs(cluster):
+    open("{tmp_path}/pid", "w").write(str(os.getpid()))
     time.sleep(1000)
 def breaks(cluster):
     return 1 / 0
@@ -141,7 +144,7 @@ def dies(cluster):
     os._exit(1)
 def talks(cluster):
     print('x' * 100000)
-    return {"value": "met", "long": "y" * 300000}
+    return {{"value": "met", "long": "y" * 300000}}
 """
     findings = examine(["localhost"], gathering(source), CONTEXT, Fanout(), limit_s=3)
     values = {name: of_hosts["localhost"].value for name, of_hosts in findings.outcomes.items()}
@@ -149,6 +152,7 @@ def talks(cluster):
     assert "ZeroDivisionError" in values["x.breaks"]
     assert "ended without an answer" in values["x.dies"]
     assert values["x.talks"] == "met"
+    until(lambda: not is_running(int((tmp_path / "pid").read_text())), "the end of the one that hangs")
 
 
 def test_functions_that_wait_for_each_other_all_answer(gathering: Callable[[str], list[Check]], tmp_path: Path) -> None:
