@@ -74,7 +74,7 @@ def test_nodes_that_are_not_sound(answers: Answers) -> None:
     refused = "ssh: connect to host node1 port 22: Connection refused\n"
     answers(ssh={"": (255, "", refused)})
     with pytest.raises(
-        LaunchError, match=r"node\[1-2\]: reach\.ssh: unreachable: no ssh server answers.*give --no-check"
+        LaunchError, match=r"node\[1-2\]: reach\.ssh: unreachable: no ssh server answers.*pass --no-check"
     ):
         check_nodes(LaunchConfig(launcher="ssh", nodes=2, hosts=["node[1-2]"]))
 
