@@ -1,10 +1,10 @@
 """A node that is a directory: its `/proc` and `/sys`, its tools with recorded output, its driver's library.
 
-Probes of `health.checks` are asked about it in this process. What no file can tell (the size of `/dev/shm`,
-the CPUs of this process) stands in attributes. `healthy` makes one that every check passes.
+Gathering functions of `health.checks` are called about it in this process. What no file can tell (the size of
+`/dev/shm`, the CPUs of this process) stands in attributes. `healthy` makes one that every check passes.
 """
 
-import importlib
+import ctypes
 import os
 import shutil
 import subprocess
@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
+import pynvml
 import pytest
 
 from glmforge.config.cluster import ClusterConfig
-from glmforge_ops.health.checks.facts import Facts, Times
-from glmforge_ops.health.checks.probe import NodeFacts
-from glmforge_ops.health.checks.probes.nvml import LIBRARY
-from glmforge_ops.health.checks.probes.reading import ROOT
+from glmforge_ops.health.checks.check import Facts, Gather
+from glmforge_ops.health.checks.node import ROOT
 
 GIB = 1 << 30
 _SOURCE = Path(__file__).with_name("fake_nvml.c")
@@ -38,7 +38,7 @@ def compile_nvml(directory: Path, *options: str) -> Path:
 class FakeNode:
     """See the module."""
 
-    def __init__(self, root: Path, library: Path) -> None:
+    def __init__(self, root: Path, library: Path | None) -> None:
         self.root, self.library = root, library
         self.shm_total, self.shm_free = 64 * GIB, 64 * GIB
         self.cpus = 4
@@ -104,28 +104,21 @@ class FakeNode:
         yield
         setattr(self, name, before)
 
-    def gather(self, names: list[str], cluster: ClusterConfig) -> NodeFacts:
-        """What these probes find out."""
+    def gather(self, functions: list[Gather], cluster: ClusterConfig) -> dict[Gather, Facts | str]:
+        """What these functions find out."""
         self.write("nvml", "\n".join(f"{key} {value}" for key, value in self.gpus.items()))
-        environment = {
-            ROOT: str(self.root),
-            "PATH": str(self.root / "bin"),
-            LIBRARY: str(self.library),
-            "FAKE_NVML_STATE": str(self.root / "nvml"),
-        }
-        shm = SimpleNamespace(f_blocks=self.shm_total, f_bavail=self.shm_free, f_frsize=1)
+        environment = {ROOT: str(self.root), "PATH": str(self.root / "bin"), "FAKE_NVML_STATE": str(self.root / "nvml")}
+        shm = SimpleNamespace(f_blocks=self.shm_total, f_bavail=self.shm_free, f_frsize=1, f_files=0, f_favail=0)
         settings = cluster.model_dump(mode="json")
         now = 1e9
-        times = Times(now, now + 0.4 + self.skew_s, now + 0.5 + self.skew_s, now + 0.6)
-        facts = {}
+        clock = [now, now + 0.4 + self.skew_s, now + 0.5 + self.skew_s, now + 0.6]
+        library: Any = ctypes.CDLL(str(self.library)) if self.library is not None else None
         with (
             mock.patch.dict(os.environ, environment),
+            mock.patch.multiple(pynvml, nvmlLib=library, _nvmlGetFunctionPointer_cache={}),
             mock.patch("os.statvfs", return_value=shm),
             mock.patch("os.sched_getaffinity", return_value=set(range(self.cpus))),
             mock.patch("os.confstr", return_value=self.glibc),
             mock.patch("time.sleep", side_effect=lambda seconds: self.while_waiting()),
         ):
-            for name in names:
-                probe = importlib.import_module(f"glmforge_ops.health.checks.probes.{name}")
-                facts[name] = Facts(probe.gather(settings), times)
-        return NodeFacts(facts)
+            return {function: function(settings) | {"clock": clock} for function in functions}

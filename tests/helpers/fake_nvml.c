@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { OK = 0, NOT_SUPPORTED = 3 };
+enum { OK = 0, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7 };
 
 static int text(const char *key, char *out, unsigned size) {
   const char *path = getenv("FAKE_NVML_STATE");
@@ -45,7 +45,7 @@ static int small(void *device, const char *name, unsigned *out) {
   return status;
 }
 
-int nvmlInit_v2(void) {
+int nvmlInitWithFlags(unsigned flags) {
   uint64_t status = OK;
   number("init", &status);
   return (int)status;
@@ -102,6 +102,13 @@ int nvmlDeviceGetEccMode(void *d, unsigned *current, unsigned *pending) {
 int nvmlDeviceGetTotalEccErrors(void *d, unsigned kind, unsigned counter, uint64_t *out) {
   return kind == 1 && counter == 0 ? number(key_of(d, "ecc_uncorrected"), out) : NOT_SUPPORTED;
 }
+int nvmlDeviceGetNvLinkState(void *d, unsigned link, unsigned *out) {
+  unsigned links = 0, down = 0;
+  if (small(d, "links", &links) != OK || link >= links) return NOT_SUPPORTED;
+  small(d, "links_down", &down);
+  *out = link >= down;
+  return OK;
+}
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *d, uint64_t *out) { return number(key_of(d, "throttle"), out); }
 #ifndef OLD_DRIVER
 int nvmlDeviceGetRemappedRows(void *d, unsigned *fixed, unsigned *rows, unsigned *pending, unsigned *failed) {
@@ -119,8 +126,9 @@ int nvmlDeviceGetFieldValues(void *d, int count, struct field *fields) {
 }
 struct process { unsigned pid; uint64_t memory; unsigned gpu, compute; };
 int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *count, struct process *out) {
-  unsigned pid = 0;
-  *count = small(d, "pid", &pid) == OK && *count > 0 ? 1 : 0;
+  unsigned pid = 0, room = *count;
+  *count = small(d, "pid", &pid) == OK ? 1 : 0;
+  if (*count > room) return INSUFFICIENT_SIZE;
   if (*count) out[0].pid = pid;
   return OK;
 }

@@ -12,23 +12,20 @@ from helpers.fake_node import FakeNode
 MODEL = "NVIDIA H100 80GB HBM3"
 PYTHON = {
     "python": "3.11.7",
+    "cuda": "12.8",
     "packages": {
         "torch": "2.11.0+cu128",
         "glmforge": "0.1.0",
-        "triton": "3.6.0",
         "numpy": "2.4.6",
         "nvidia-nccl-cu12": "2.28.9",
         "nvidia-nccl-cu13": None,
     },
-    "torch_cuda": "12.8",
 }
 MEMINFO = """MemTotal: {total} kB
 MemFree: 900000000 kB
 MemAvailable: {available} kB
 SwapTotal: 8388608 kB
-SwapFree: {swap_free} kB
-HugePages_Total: {huge}
-Hugepagesize: 2048 kB"""
+SwapFree: {swap_free} kB"""
 LIMITS = """Limit                     Soft Limit           Hard Limit           Units
 Max core file size        {core}                    unlimited            bytes
 Max processes             {processes}              {processes}              processes
@@ -36,7 +33,7 @@ Max open files            {files}              1048576              files
 Max locked memory         {locked}            unlimited            bytes"""
 CHRONY = """Reference ID    : 0A000001 (10.0.0.1)
 Stratum         : 3
-System time     : {offset} seconds slow of NTP time
+System time     : {offset:.9f} seconds slow of NTP time
 Leap status     : {leap}"""
 QOS = """DCBX mode: OS controlled
 Priority trust state: {trust}
@@ -46,8 +43,8 @@ PFC configuration:
 	buffer      0   0   0   1   0   0   0   0"""
 
 
-def meminfo(total: int = 1056000000, available: int = 1010000000, swap_free: int = 8388608, huge: int = 0) -> str:
-    return MEMINFO.format(total=total, available=available, swap_free=swap_free, huge=huge)
+def meminfo(total: int = 1056000000, available: int = 1010000000, swap_free: int = 8388608) -> str:
+    return MEMINFO.format(total=total, available=available, swap_free=swap_free)
 
 
 def limits(core: object = 0, processes: int = 4123456, files: int = 1048576, locked: object = "unlimited") -> str:
@@ -60,17 +57,6 @@ def chrony(offset: float = 0.000012, leap: str = "Normal") -> str:
 
 def qos(trust: str = "dscp", enabled: str = "0   0   0   1   0   0   0   0") -> str:
     return QOS.format(trust=trust, enabled=enabled)
-
-
-def nvlink(down: int = 0, count: int = 18, model: str = MODEL) -> str:
-    """`nvidia-smi nvlink -s`; `down` links of the second GPU are inactive, `count` is what it has."""
-    lines = []
-    for gpu in range(2):
-        lines.append(f"GPU {gpu}: {model} (UUID: GPU-{gpu})")
-        for link in range(count if gpu else 18):
-            state = "<inactive>" if gpu and link < down else "26.562 GB/s"
-            lines.append(f"\t Link {link}: {state}")
-    return "\n".join(lines)
 
 
 def topology(between: str = "NV18", far: str = "PIX") -> str:
@@ -120,18 +106,19 @@ def _gpus(node: FakeNode) -> None:
         "ecc": 1,
         "ecc_uncorrected": 0,
         "rows_uncorrectable": 0,
-        "throttle": 1,
+        "throttle": 0,
+        "links": 18,
     }
     for gpu in range(2):
         node.gpus |= {f"{gpu}.{name}": str(value) for name, value in values.items()}
         node.gpus[f"{gpu}.uuid"] = f"GPU-{gpu}"
-        _pci(node, f"0000:{gpu + 1}a:00.0", "0x030200", "0x10de", gpu)
-    node.tool("nvidia-smi", ("nvlink -s", nvlink()), ("topo -m", topology()))
+        _pci(node, f"0000:{gpu + 1}a:00.0", "0x030200", "0x10de")
+    node.tool("nvidia-smi", ("topo -m", topology()))
     node.write("/sys/module/nvidia/version", "570.124.06")
     node.write("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06")
 
 
-def _pci(node: FakeNode, address: str, device_class: str, vendor: str, numa_node: int) -> None:
+def _pci(node: FakeNode, address: str, device_class: str, vendor: str) -> None:
     """A card behind a bridge, as the kernel has it: a link into the tree of buses."""
     bridge = f"sys/devices/pci0000:00/{address[:-1]}1"
     here = f"{bridge}/{address}"
@@ -143,7 +130,6 @@ def _pci(node: FakeNode, address: str, device_class: str, vendor: str, numa_node
         "max_link_width": 16,
         "current_link_speed": "32.0 GT/s PCIe",
         "max_link_speed": "32.0 GT/s PCIe",
-        "numa_node": numa_node,
         "aer_dev_fatal": "DLP 0\nTOTAL_ERR_FATAL 0",
         "aer_dev_nonfatal": "DLP 0\nTOTAL_ERR_NONFATAL 0",
     }
@@ -156,7 +142,7 @@ def _pci(node: FakeNode, address: str, device_class: str, vendor: str, numa_node
 
 def _card(node: FakeNode, index: int, layer: str) -> None:
     address, name = f"0000:{index + 1}b:00.0", f"mlx5_{index}"
-    _pci(node, address, "0x020700" if layer == "InfiniBand" else "0x020000", "0x15b3", index)
+    _pci(node, address, "0x020700" if layer == "InfiniBand" else "0x020000", "0x15b3")
     device = f"/sys/bus/pci/devices/{address}"
     node.write(f"{device}/infiniband/{name}/node_guid", "0")
     here = f"/sys/class/infiniband/{name}"
@@ -176,9 +162,6 @@ def _card(node: FakeNode, index: int, layer: str) -> None:
     node.write(f"{here}/fw_ver", "28.39.1002")
     for key, value in port.items():
         node.write(f"{here}/ports/1/{key}", value)
-    for irq in range(2):
-        node.write(f"{device}/msi_irqs/{100 + 10 * index + irq}", "msix")
-        node.write(f"/proc/irq/{100 + 10 * index + irq}/effective_affinity_list", irq + 2 * index)
     node.tool("ibv_devinfo", ("-d", "hca_id: mlx5\n\tport: 1\n\t\tactive_mtu: 4096 (5)"))
     if is_ethernet:
         _ethernet(node, index, here, device)
@@ -202,14 +185,7 @@ def _ethernet(node: FakeNode, index: int, here: str, device: str) -> None:
 
 
 def _machine(node: FakeNode) -> None:
-    for cpu in range(4):
-        node.write(f"/sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor", "performance")
-    for numa_node in range(2):
-        node.write(f"/sys/devices/system/node/node{numa_node}/meminfo", f"Node {numa_node} MemTotal: 528000000 kB")
     files = {
-        "/sys/devices/system/cpu/online": "0-3",
-        "/sys/devices/system/cpu/present": "0-3",
-        "/sys/kernel/mm/transparent_hugepage/enabled": "always [madvise] never",
         "/sys/devices/system/edac/mc/mc0/ce_count": 2,
         "/sys/devices/system/edac/mc/mc0/ue_count": 0,
         "/proc/sys/kernel/osrelease": "5.15.0-105-generic",

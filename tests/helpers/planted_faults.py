@@ -8,10 +8,10 @@ A list of `PlantedFault` serves for any kind of node: a directory that stands fo
     assert not_passed(node) == set()
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 Node = TypeVar("Node")
 
@@ -32,13 +32,3 @@ class PlantedFault(Generic[Node]):
 
     def __str__(self) -> str:
         return self.name
-
-
-def matrix(faults: Iterable[PlantedFault[Any]], checks: Iterable[str], noticed: Mapping[str, Iterable[str]]) -> str:
-    """Faults by checks as CSV: "x" where a check noticed a fault; `noticed` has the checks by the fault's name."""
-    columns = list(checks)
-    lines = [",".join(["fault", *columns])]
-    for fault in faults:
-        found = set(noticed[fault.name])
-        lines.append(",".join([fault.name.replace(",", ";"), *("x" if check in found else "" for check in columns)]))
-    return "\n".join(lines) + "\n"

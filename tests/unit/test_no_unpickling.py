@@ -54,7 +54,7 @@ def _is(value: ast.expr, name: str) -> bool:
     return isinstance(value, ast.Constant) and value.value is (name == "weights_only")
 
 
-SENT = {"glmforge/cluster/checks/on_node/gather.py"}
+SENT = {"glmforge_ops/health/checks/node.py"}
 """Runs on a node what our own process has sent there: modules of this package."""
 
 

@@ -1,34 +1,42 @@
 """The quick look at one machine: its facts, what the quick checks say of them, and its environment variables.
 
-The facts come through the probes of the checks, each in a process of its own with a time limit: a dead file server or a
-broken GPU costs the part that it concerns, not the page.
+File systems, GPUs and checks are looked at in processes of their own with a time limit: a dead file server or a broken
+GPU costs the part that it concerns, not the page.
 """
 
 import os
+import platform
+import re
+import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 from glmforge.config.cluster import ClusterConfig
 from glmforge.runtime.hostfile import LOCAL
 from glmforge_ops.environment.lint import Finding, lint_environment
-from glmforge_ops.health.checks.check import Check, Context, Level
-from glmforge_ops.health.checks.examine import REACH, examine
-from glmforge_ops.health.checks.facts import Facts
-from glmforge_ops.health.checks.outcome import Outcome, Status, passed
-from glmforge_ops.health.checks.registry import choose_checks
+from glmforge_ops.health.checks.check import CHECKS, Context, Facts, Level, Outcome, Status
+from glmforge_ops.health.checks.examine import REACH, choose_checks, examine
+from glmforge_ops.health.checks.gpu import gpus
+from glmforge_ops.health.checks.storage import mounts
 from glmforge_ops.health.checks.thresholds import Thresholds
 from glmforge_ops.hosts.machines import fanout_of
 
 PACKAGES = ("glmforge", "torch", "numpy", "triton", "tokenizers", "transformers", "deepspeed", "nvidia-nccl-cu12")
-"""Whose versions are told where they are installed."""
-PARTS = ("overview", "overview_mounts", "gpu")
-"""Probes whose facts stand on the page."""
+"""Whose versions are shown where they are installed."""
+PARTS = {"disks": mounts, "gpus": gpus}
+"""What is looked at with a time limit."""
 _OF_A_LOGIN = ("environment", "versions")
-"""Probes of what a login there would have; here the environment and the Python of this process count."""
+"""Checks of what a login there would have; here the environment and the Python of this process count."""
 _LIMIT_S = 10.0
 _HERE = LOCAL[0]
+_TRAINING = re.compile(r"(^|[\s/])(torchrun|deepspeed|glmforge train)(\s|$)|torch\.distributed\.(run|launch)")
+_VIRTUAL = ("lo", "docker", "br-", "virbr", "veth", "vnet", "cni", "flannel", "cali", "cilium", "dummy", "ifb")
 
 
 @dataclass(frozen=True)
@@ -36,12 +44,14 @@ class Health:
     """All that a look found out.
 
     Attributes:
-        facts: by probe; a probe that gave none is missing, and in `lost`.
-        lost: by probe, why there are no facts.
+        system: of the machine.
+        facts: by part; one that gave none is missing, and in `lost`.
+        lost: by part, why there are no facts.
         outcomes: verdicts of the quick checks.
         versions: of packages in this Python.
     """
 
+    system: Facts
     facts: Mapping[str, Facts]
     lost: Mapping[str, str]
     outcomes: Mapping[str, Outcome]
@@ -65,30 +75,21 @@ def look(cluster: ClusterConfig | None = None, environment: Mapping[str, str] = 
     """Look at this machine; without a `cluster` no more is expected of it than what it has."""
     if cluster is None:
         cluster = ClusterConfig(nodes=[_HERE], gpus_per_node=len(list(Path("/dev").glob("nvidia[0-9]*"))))
-    facts: dict[str, Facts] = {}
-    own = [_keep(name, facts) for name in PARTS]
-    checks = [one for one in choose_checks(Level.QUICK) if one.judge is not None and one.probe not in _OF_A_LOGIN]
+    alone = {check.name for check in CHECKS if check.gather is not None and check.name.split(".")[0] not in _OF_A_LOGIN}
+    checks = [check for check in choose_checks(Level.QUICK) if check.name in alone]
     context = Context(cluster, Thresholds(cluster.thresholds))
-    findings = examine([_HERE], [*own, *checks], context, fanout_of(cluster), probe_limit_s=_LIMIT_S)
+    findings = examine([_HERE], checks, context, fanout_of(cluster), _LIMIT_S, also=list(PARTS.values()))
     outcomes = {name: of_hosts[_HERE] for name, of_hosts in findings.outcomes.items()}
-    reached = {} if outcomes[REACH].status is Status.PASS else {REACH: outcomes[REACH]}
+    reached = outcomes.pop(REACH)
+    told = {part: findings.facts.get(_HERE, {}).get(gather, reached.value) for part, gather in PARTS.items()}
     return Health(
-        facts=facts,
-        lost={name: outcomes[name].value for name in PARTS if name not in facts},
-        outcomes=reached | {check.name: outcomes[check.name] for check in checks},
+        system=system(),
+        facts={part: found for part, found in told.items() if not isinstance(found, str)},
+        lost={part: found for part, found in told.items() if isinstance(found, str)},
+        outcomes=outcomes if reached.status is Status.PASS else {REACH: reached, **outcomes},
         versions=installed_versions(),
         environment=tuple(lint_environment(environment)),
     )
-
-
-def _keep(name: str, facts: dict[str, Facts]) -> Check:
-    """A check that judges nothing, so that the facts of its probe come back with those of the others."""
-
-    def keep(found: Facts, context: Context) -> Outcome:
-        facts[name] = found
-        return passed("")
-
-    return Check(name, "facts of the page", Level.QUICK, name, judge=keep)
 
 
 def installed_versions() -> dict[str, str]:
@@ -99,4 +100,49 @@ def installed_versions() -> dict[str, str]:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
+    return found
+
+
+def system() -> dict[str, Any]:
+    """Host, processor, memory, limits, network and processes of training. Nothing here can hang."""
+    memory, swap, shm = psutil.virtual_memory(), psutil.swap_memory(), os.statvfs("/dev/shm")
+    own = psutil.Process()
+    return {
+        "host": socket.gethostname(),
+        "system": platform.freedesktop_os_release().get("PRETTY_NAME"),
+        "kernel": platform.release(),
+        "uptime_s": time.time() - psutil.boot_time(),
+        "load": os.getloadavg()[0],
+        "cores": len(own.cpu_affinity()),
+        "memory": {"total": memory.total, "available": memory.available},
+        "swap": {"total": swap.total, "free": swap.free},
+        "shared_memory": {"total": shm.f_blocks * shm.f_frsize, "free": shm.f_bavail * shm.f_frsize},
+        "limits": {
+            name: own.rlimit(kind)[0]
+            for name, kind in (
+                ("open_files", psutil.RLIMIT_NOFILE),
+                ("locked_memory", psutil.RLIMIT_MEMLOCK),
+                ("processes", psutil.RLIMIT_NPROC),
+            )
+        },
+        "interfaces": [
+            {"name": name, "state": "up" if link.isup else "down", "speed": link.speed or None, "mtu": link.mtu}
+            for name, link in sorted(psutil.net_if_stats().items())
+            if not name.startswith(_VIRTUAL)
+        ],
+        "training": _training(own),
+    }
+
+
+def _training(own: psutil.Process) -> list[dict[str, Any]]:
+    """Processes that train, with their user and age; `parent` 1: what had started them has ended."""
+    ours = {own.pid, *(parent.pid for parent in own.parents())}
+    found = []
+    for process in psutil.process_iter(["pid", "ppid", "username", "cmdline", "create_time"]):
+        info = process.info
+        command = " ".join(info["cmdline"] or ())
+        if info["pid"] not in ours and _TRAINING.search(command):
+            age_s = time.time() - info["create_time"]
+            of_process = {"pid": info["pid"], "user": info["username"], "age_s": age_s, "parent": info["ppid"]}
+            found.append(of_process | {"command": command[:120]})
     return found

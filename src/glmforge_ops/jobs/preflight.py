@@ -20,11 +20,8 @@ from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.hardware import ACCELERATORS, Accelerator, accelerator_named
 from glmforge.runtime.hostfile import HostLine
 from glmforge.runtime.memory import usable_memory
-from glmforge_ops.health.checks.check import Context, Level
-from glmforge_ops.health.checks.examine import examine
-from glmforge_ops.health.checks.outcome import Status
-from glmforge_ops.health.checks.registry import choose_checks
-from glmforge_ops.health.checks.report import grouped
+from glmforge_ops.health.checks.check import Context, Level, Status
+from glmforge_ops.health.checks.examine import choose_checks, examine, grouped
 from glmforge_ops.health.checks.thresholds import Thresholds
 from glmforge_ops.hosts.fold import fold_hosts
 from glmforge_ops.hosts.machines import fanout_of, gres_of
@@ -87,8 +84,8 @@ def check_nodes(launch: LaunchConfig, progress: Progress | None = None) -> str |
     for check, of_hosts in findings.outcomes.items():
         for group in grouped(of_hosts):
             if group.status is Status.FAIL:
-                mend = f" ({group.mend})" if group.mend else ""
-                told.append(f"{fold_hosts(group.hosts)}: {check}: {group.value}{mend}")
+                fix = f" ({group.fix})" if group.fix else ""
+                told.append(f"{fold_hosts(group.hosts)}: {check}: {group.value}{fix}")
     if told:
         rest = f"; and {len(told) - _MOST_SHOWN} more" if len(told) > _MOST_SHOWN else ""
         raise LaunchError(f"{'; '.join(told[:_MOST_SHOWN])}{rest}; fix it, or pass --no-check")

@@ -20,8 +20,8 @@ from glmforge_ops.cli.cluster.machines import (
 )
 
 if TYPE_CHECKING:
+    from glmforge_ops.health.checks.check import Status
     from glmforge_ops.health.checks.examine import Findings
-    from glmforge_ops.health.checks.outcome import Status
 
 _COLOURS = {"pass": "green", "warning": "yellow", "fail": "red", "skipped": "dim"}
 _MARGIN = 36
@@ -43,7 +43,7 @@ def check(
     ssh: SshOption = None,
     local: Annotated[bool, typer.Option("--local", help="This machine only, without ssh.")] = False,
     level: Annotated[
-        LevelName, typer.Option(help="quick: before every job; standard: by hand; thorough: after a repair.")
+        LevelName, typer.Option(help="quick: before every job; standard: manually; thorough: after a repair.")
     ] = LevelName.standard,
     only: Annotated[list[str] | None, typer.Option(help="Only this check or subject; may be repeated.")] = None,
     skip: Annotated[list[str] | None, typer.Option(help="Not this check or subject; may be repeated.")] = None,
@@ -56,7 +56,7 @@ def check(
         Path | None, typer.Option("--json", help="Write all findings there; - for standard output, without a table.")
     ] = None,
 ) -> None:
-    """Is every node fit for a job? Asks all of them at once, judges, and says what to mend.
+    """Is every node fit for a job? Asks all of them at once, judges, and says how to fix what is wrong.
 
     Exit status 0: nothing failed. 1: something did, or --strict and something was skipped.
 
@@ -70,9 +70,7 @@ def check(
     from glmforge.observe.work_progress import work_progress
     from glmforge.runtime.hostfile import HostLine
     from glmforge_ops.health.checks.check import Context, Level
-    from glmforge_ops.health.checks.examine import examine
-    from glmforge_ops.health.checks.registry import choose_checks
-    from glmforge_ops.health.checks.report import as_json, exit_status
+    from glmforge_ops.health.checks.examine import as_json, choose_checks, examine, exit_status
     from glmforge_ops.health.checks.thresholds import Thresholds
     from glmforge_ops.hosts.machines import fanout_of, machines_of
 
@@ -109,8 +107,8 @@ def _drain(findings: "Findings") -> None:
 
 
 def _print(findings: "Findings") -> None:
-    from glmforge_ops.health.checks.outcome import Status
-    from glmforge_ops.health.checks.report import grouped, summary
+    from glmforge_ops.health.checks.check import Status
+    from glmforge_ops.health.checks.examine import grouped, summary
     from glmforge_ops.hosts.fold import fold_hosts
 
     console = Console(soft_wrap=True, highlight=False)
@@ -119,15 +117,15 @@ def _print(findings: "Findings") -> None:
         groups = grouped(of_hosts)
         for group in groups:
             if group.status is Status.PASS and len(groups) > 1:
-                continue  # told in the summary
+                continue  # the summary counts them
             where = "" if len(group.hosts) == len(findings.hosts) else f"{fold_hosts(group.hosts)}: "
-            if group.status is Status.SKIPPED and not group.mend:
+            if group.status is Status.SKIPPED and not group.fix:
                 nothing_found.setdefault(where + group.value, []).append(name)
                 continue
             limit = f" ({group.threshold})" if group.threshold else ""
             _print_line(console, group.status, name, where + group.value + limit)
-            if group.mend:
-                console.print(f"{'':{_MARGIN}}-> {escape(group.mend)}")
+            if group.fix:
+                console.print(f"{'':{_MARGIN}}-> {escape(group.fix)}")
     for reason, names in nothing_found.items():
         console.print(f"[{_COLOURS['skipped']}]skipped [/] {escape(reason)}: {', '.join(names)}")
     console.print(summary(findings))
@@ -138,14 +136,13 @@ def _print_line(console: Console, status: "Status", name: str, text: str) -> Non
 
 
 def _list() -> None:
-    from glmforge_ops.health.checks.examine import REACH
-    from glmforge_ops.health.checks.registry import CHECKS
+    from glmforge_ops.health.checks.examine import CHECKS, REACH
     from glmforge_ops.health.checks.thresholds import threshold_table
 
     console = Console(highlight=False)
     words = ("check", "level", "finds out")
     checks = table(*words, in_words=words)
-    checks.add_row(REACH, "quick", "whether the machine answers at all; always found out")
+    checks.add_row(REACH, "quick", "whether the machine answers at all; always checked")
     for each in CHECKS:
         checks.add_row(each.name, each.level.name.lower(), escape(each.about))
     print_table("", checks, console)

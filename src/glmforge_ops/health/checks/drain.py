@@ -1,5 +1,5 @@
 """Draining a node that fails its checks, as Slurm's Prolog and HealthCheckProgram: no job begins there until it is
-mended, and then Slurm takes it back by itself.
+fixed, and then Slurm takes it back by itself.
 
 The reason begins with a mark of ours, and only a node whose reason has that mark is resumed: who was drained by a
 person, or by another program, stays so.
@@ -8,8 +8,8 @@ person, or by another program, stays so.
 import re
 import socket
 
+from glmforge_ops.health.checks.check import Status
 from glmforge_ops.health.checks.examine import Findings
-from glmforge_ops.health.checks.outcome import Status
 from glmforge_ops.hosts.machines import ask_slurm
 
 MARK = "glmforge check: "
@@ -40,7 +40,7 @@ def apply_to_node(reason: str | None, node: str | None = None) -> str:
     if reason is not None:
         if given.startswith(MARK) and given != reason:
             ask_slurm("scontrol", "update", f"nodename={node}", f"reason={reason}")
-            return f"{node}: was drained already; the reason is told anew"
+            return f"{node}: was drained already; the reason is updated"
         if "DRAIN" in state or "DOWN" in state:
             return f"{node}: is drained or down already"
         ask_slurm("scontrol", "update", f"nodename={node}", "state=drain", f"reason={reason}")

@@ -37,15 +37,9 @@ class Thresholds:
         for name in own or {}:
             if name not in rows:
                 near = difflib.get_close_matches(name, rows, 1)
-                hint = f"; did you mean '{near[0]}'?" if near else "; 'glmforge cluster check --list' names them"
-                raise ConfigError(f"thresholds: no check knows a limit '{shown(name)}'{hint}")
+                hint = f"; did you mean '{near[0]}'?" if near else "; 'glmforge cluster check --list' lists them"
+                raise ConfigError(f"thresholds: unknown limit '{shown(name)}'{hint}")
         self._own = dict(own or {})
-
-    def get(self, name: str, device: str = "") -> Threshold:
-        """The limit for a device or link; it must have a row."""
-        found = self.find(name, device)
-        assert found is not None, f"{name} has no row for {device!r}"
-        return found
 
     def find(self, name: str, device: str = "") -> Threshold | None:
         """The limit for a device or link; None if nothing is known of it."""

@@ -1,59 +1,125 @@
-"""Versions: new enough on each node, and the same on all of them.
+"""Versions: new enough on each node, and the same on all of them; and what a login there gives to a job.
 
 Ranks of different torch, NCCL or glmforge talk different protocols to each other, or compute different numbers; a
 different driver or kernel is where a node that is slow or breaks is to be looked for first.
 """
 
+from __future__ import annotations
+
+import json
+import os
 import re
-from collections.abc import Callable, Mapping
+import shlex
+from typing import Any
 
-from glmforge_ops.health.checks.check import Check, Context, Level
-from glmforge_ops.health.checks.equal import compare_facts, compare_values
-from glmforge_ops.health.checks.facts import FactError, Facts
-from glmforge_ops.health.checks.outcome import Outcome, failed, passed, skipped
+from glmforge_ops.health.checks.check import (
+    Context,
+    Facts,
+    Outcome,
+    compare,
+    equal_values,
+    failed,
+    judge,
+    passed,
+    rule,
+    skipped,
+    warning,
+)  # fmt: skip
+from glmforge_ops.health.checks.node import call, last_line, read_text, run
 
-_Read = Callable[[Facts], str | None]
-_NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
-
-
-def _fact(name: str) -> _Read:
-    return lambda facts: facts.text(name)
-
-
-def _package(name: str) -> _Read:
-    def read(facts: Facts) -> str | None:
-        packages = facts.inner("packages")
-        return None if packages is None else packages.text(name)
-
-    return read
-
-
-def _nccl(facts: Facts) -> str | None:
-    return next((found for name in _NCCL if (found := _package(name)(facts)) is not None), None)
-
-
-def _without_build(read: _Read) -> _Read:
-    """2.11.0 of "2.11.0+cu128": which CUDA it is built for is compared as CUDA."""
-
-    def plain(facts: Facts) -> str | None:
-        found = read(facts)
-        return None if found is None else found.partition("+")[0]
-
-    return plain
+# torch itself is not imported: that takes seconds, and memory on a GPU.
+_ASK = r"""
+import importlib.metadata, importlib.util, json, pathlib, re, sys
+def version(name):
+    try:
+        return importlib.metadata.version(name)
+    except Exception:
+        return None
+torch = importlib.util.find_spec("torch")
+text = pathlib.Path(torch.origin).with_name("version.py").read_text() if torch and torch.origin else ""
+cuda = re.search(r"^cuda\b[^=]*= *'([^']*)'", text, re.MULTILINE)
+print(json.dumps({"python": "%d.%d.%d" % sys.version_info[:3], "cuda": cuda.group(1) if cuda else None,
+    "packages": {name: version(name) for name in sys.argv[1:]}}))
+"""
+_IMPORT = "import glmforge, json; print(json.dumps({'file': glmforge.__file__}))"
 
 
-_READ: dict[str, _Read] = {
-    "driver": _fact("driver"),
-    "cuda": _fact("torch_cuda"),
-    "nccl": _nccl,
-    "torch": _without_build(_package("torch")),
-    "glmforge": _package("glmforge"),
-    "python": _fact("python"),
-    "kernel": _fact("kernel"),
-    "glibc": _fact("glibc"),
-    "os": _fact("os"),
-}
-_ABOUT = {
+def versions(cluster: Facts) -> dict[str, Any]:
+    """Of the machine, its driver, and what the Python that runs jobs there would import."""
+    system = dict(re.findall(r'^(\w+)="?([^"\n]*)', read_text("/etc/os-release") or "", re.MULTILINE))
+    smi = ("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    found: dict[str, Any] = {
+        "kernel": read_text("/proc/sys/kernel/osrelease"),
+        "os": " ".join(system[key] for key in ("ID", "VERSION_ID") if key in system) or None,
+        "glibc": (os.confstr("CS_GNU_LIBC_VERSION") or "").rpartition(" ")[2] or None,
+        "driver": read_text("/sys/module/nvidia/version") or last_line(run(*smi) or "") or None,
+    }
+    names = ["torch", "glmforge", "nvidia-nccl-cu13", "nvidia-nccl-cu12", *cluster["expected"]]
+    names = [name for name in names if re.fullmatch(r"[A-Za-z0-9._-]+", name)]
+    status, printed, said = call(*shlex.split(cluster["python"]), "-c", _ASK, *names, limit_s=15)
+    if status != 0 or not printed.strip():
+        python = dict.fromkeys(("python", "cuda", "packages", "torch", "nccl", "glmforge", "installed"))
+        return found | python | {"runs": said or f"status {status}"}
+    told = json.loads(last_line(printed))
+    packages = told["packages"]
+    torch, nccl = packages["torch"], packages["nvidia-nccl-cu13"] or packages["nvidia-nccl-cu12"]
+    return found | told | {
+        "runs": "runs", "nccl": nccl, "glmforge": packages["glmforge"],
+        "torch": torch and torch.partition("+")[0],  # which CUDA it is built for is compared as CUDA
+        "installed": " and ".join(name for name in ("torch", "glmforge") if packages[name]) or "neither",
+    }  # fmt: skip
+
+
+def login(cluster: Facts) -> dict[str, Any]:
+    """What a job finds on a node: whether glmforge can be imported, and the variables of a login."""
+    status, _, said = call("sh", "-lc", 'exec "$1" -c "$2"', "sh", cluster["python"], _IMPORT, limit_s=18)
+    listed = run("sh", "-lc", "env -0", limit_s=18)
+    pairs = [entry.partition("=") for entry in (listed or "").split("\0")]
+    variables = {name: value[:1000] for name, _, value in pairs if _may_leave(name)}
+    absent = status in (126, 127) or "No module named 'glmforge'" in said  # versions.installed tells that
+    return {"imports": "yes" if status == 0 else None if absent else said or f"status {status}",
+            "variables": None if listed is None else variables}  # fmt: skip
+
+
+def _may_leave(name: str) -> bool:
+    """Nothing else leaves the node: variables hold secrets."""
+    secret = any(word in name for word in ("KEY", "TOKEN", "SECRET", "PASSW"))
+    prefixes = ("NCCL_", "GLOO_", "CUDA_", "CUDNN_", "TORCH_", "PYTORCH_", "NVIDIA_", "OMP_", "MKL_", "UCX_", "TRITON_")
+    others = ("LD_PRELOAD", "PYTHONPATH", "PYTHONHASHSEED", "TRANSFORMERS_CACHE", "TOKENIZERS_PARALLELISM")
+    return not secret and (name.startswith(prefixes) or name in others)
+
+
+rule("versions.python-runs", "quick", versions, "the Python that runs jobs", "runs", want="runs", bad=failed,
+     fix="install it, or set 'python' in cluster.yaml to what runs jobs")  # fmt: skip
+
+
+def _minimum(name: str) -> None:
+    """Limits are written as major * 100 + minor, since 2.2 and 2.20 are the same number."""
+
+    @judge(f"versions.{name}-minimum", "standard", versions, f"{_FIX[name][0]}: new enough")
+    def minimum(facts: Facts, context: Context) -> Outcome:
+        found, least = facts[name], int(context.limit(f"minimum-{name}"))
+        if found is None or (name in ("driver", "cuda", "nccl") and context.cluster.gpus_per_node == 0):
+            return skipped("was not found" if found is None else "the cluster has no GPUs")
+        major, minor = [int(number) for number in re.findall(r"\d{1,6}", found + ".0")[:2]]
+        needed = f"{least // 100}.{least % 100}"
+        is_good = (major, minor) >= (least // 100, least % 100)
+        fix = _FIX[name][1].format(expected=f"{needed} or newer")
+        return passed(found, f"at least {needed}") if is_good else failed(found, f"at least {needed}", fix)
+
+
+def _equal(name: str) -> None:
+    level = "quick" if name in ("torch", "glmforge") else "standard"
+    about = f"{_FIX[name][0]}: the same on all nodes"
+
+    @compare(f"versions.{name}-equal", level, versions, about, lambda facts, _: facts[name], "was not found")
+    def equal(values: dict[str, str], context: Context) -> dict[str, Outcome]:
+        expected = context.cluster.expected.get(name)
+        expected = expected.partition("+")[0] if expected is not None and name == "torch" else expected
+        return equal_values(values, _FIX[name][1], expected)
+
+
+_FIX = {
     "driver": ("NVIDIA's driver", "install the driver {expected}"),
     "cuda": ("the CUDA that torch is built for", "install a torch that is built for CUDA {expected}"),
     "nccl": ("NCCL", "install the torch of the other nodes, whose NCCL is {expected}"),
@@ -64,113 +130,52 @@ _ABOUT = {
     "glibc": ("glibc", "use an operating system with glibc {expected}"),
     "os": ("the operating system", "install {expected}"),
 }
-_ON_GPUS = ("driver", "cuda", "nccl")
+for _name in _FIX:
+    if _name not in ("glmforge", "os"):
+        _minimum(_name)
+    if _name != "glibc":
+        _equal(_name)
 
 
-def python_runs(facts: Facts, context: Context) -> Outcome:
-    """The Python that is to run jobs starts."""
-    error, version = facts.text("python_error"), facts.text("python")
-    if error is not None or version is None:
-        command = context.cluster.python
-        mend = f"install it, or set 'python' in cluster.yaml to what runs jobs (now '{command}')"
-        return failed(error or "it tells no version", f"'{command}' runs", mend)
-    return passed(version, f"'{context.cluster.python}' runs")
+@compare("versions.installed", "quick", versions, "torch and glmforge are on all nodes if on any",
+         lambda facts, _: facts["installed"], "its Python does not run")  # fmt: skip
+def installed(values: dict[str, str], context: Context) -> dict[str, Outcome]:
+    """Also of a single node."""
+    known = [value for value in values.values() if value in ("torch", "glmforge", "torch and glmforge")]
+    wanted, fix = max(known, key=len, default="neither"), f"install them into '{context.cluster.python}'"
+    if wanted == "neither":
+        return dict.fromkeys(values, skipped("torch and glmforge are on no node", fix))
+    return equal_values(values, fix, expected=wanted)
 
 
-def _minimum(name: str) -> Callable[[Facts, Context], Outcome]:
-    """New enough; limits are written as major * 100 + minor, since 2.2 and 2.20 are the same number."""
-    about, mend = _ABOUT[name]
-
-    def judge(facts: Facts, context: Context) -> Outcome:
-        if name in _ON_GPUS and context.cluster.gpus_per_node == 0:
-            return skipped("the cluster has no GPUs")
-        found = _READ[name](facts)
-        if found is None:
-            return skipped(f"{about} was not found")
-        least = int(context.thresholds.get(f"minimum-{name}").value)
-        needed = f"{least // 100}.{least % 100}"
-        threshold = f"at least {needed}"
-        numbers = [int(number) for number in re.findall(r"\d{1,6}", found)[:2]]
-        if not numbers:
-            raise FactError(f"{found!r} is no version of {about}")
-        if tuple(numbers) < (least // 100, least % 100)[: len(numbers)]:
-            return failed(found, threshold, mend.format(expected=f"{needed} or newer"))
-        return passed(found, threshold)
-
-    return judge
+@judge("versions.expected", "standard", versions, "packages of 'expected'")
+def as_expected(facts: Facts, context: Context) -> Outcome:
+    """Other packages that cluster.yaml names."""
+    wanted = {name: version for name, version in context.cluster.expected.items() if name not in _FIX}
+    if not wanted or facts["packages"] is None:
+        return skipped("its Python does not run" if wanted else "cluster.yaml expects no other packages")
+    wrong = {name: facts["packages"].get(name) for name in wanted if facts["packages"].get(name) != wanted[name]}
+    needed = ", ".join(f"{name}=={wanted[name]}" for name in wrong)
+    found = ", ".join(f"{name} {version or 'not installed'}" for name, version in wrong.items())
+    return failed(found, needed, f"install {needed}") if wrong else passed(f"{len(wanted)} packages")
 
 
-def _equal(name: str) -> Callable[[Mapping[str, Facts], Context], Mapping[str, Outcome]]:
-    about, mend = _ABOUT[name]
-
-    def compare(nodes: Mapping[str, Facts], context: Context) -> Mapping[str, Outcome]:
-        expected = context.cluster.expected.get(name)
-        if name == "torch" and expected is not None:
-            expected = expected.partition("+")[0]
-        return compare_facts(nodes, _READ[name], about, mend, expected, absent=f"{about} was not found")
-
-    return compare
+rule("environment.import", "standard", login, "glmforge can be imported by jobs' Python", "imports", want="yes",
+     bad=failed, absent="see versions.installed and versions.python-runs",
+     fix="try it there with 'python' of cluster.yaml: -c 'import glmforge'; install it again")  # fmt: skip
 
 
-def installed(nodes: Mapping[str, Facts], context: Context) -> Mapping[str, Outcome]:
-    """torch and glmforge are there on every node if they are on any."""
-    names = ("torch", "glmforge")
-    found: dict[str, str] = {}
-    outcomes: dict[str, Outcome] = {}
-    for host, facts in nodes.items():
-        try:
-            if facts.inner("packages") is None:
-                outcomes[host] = skipped("its Python does not run")
-            else:
-                found[host] = " and ".join(name for name in names if _READ[name](facts)) or "neither"
-        except FactError as error:
-            outcomes[host] = failed(f"nothing is known: {error}", "", "look at what its probe answers")
-    wanted = max(found.values(), key=len, default="")
-    mend = f"install them into '{context.cluster.python}'"
-    if found and wanted == "neither":
-        return outcomes | dict.fromkeys(found, skipped("torch and glmforge are on no node", mend))
-    return outcomes | compare_values(found, "what is installed", mend, expected=wanted)
+@judge("environment.variables", "standard", login, "no harmful variables in a login")
+def variables(facts: Facts, context: Context) -> Outcome:
+    """The linter's verdict on what a login shell exports."""
+    from glmforge_ops.environment.lint import lint_environment
 
-
-def as_expected(nodes: Mapping[str, Facts], context: Context) -> Mapping[str, Outcome]:
-    """Other packages that `expected` in cluster.yaml names."""
-    wanted = {name: version for name, version in context.cluster.expected.items() if name not in _READ}
-    outcomes: dict[str, Outcome] = {}
-    for host, facts in nodes.items():
-        try:
-            if facts.inner("packages") is None:
-                outcomes[host] = skipped("its Python does not run")
-                continue
-            found = {name: _package(name)(facts) or "not installed" for name in wanted}
-        except FactError as error:
-            outcomes[host] = failed(f"nothing is known: {error}", "", "look at what its probe answers")
-            continue
-        wrong = [name for name, version in found.items() if version != wanted[name]]
-        if not wanted:
-            outcomes[host] = skipped("cluster.yaml expects no other packages")
-        elif wrong:
-            value = ", ".join(f"{name} {found[name]}" for name in wrong)
-            needed = ", ".join(f"{name}=={wanted[name]}" for name in wrong)
-            outcomes[host] = failed(value, needed, f"install {needed}")
-        else:
-            outcomes[host] = passed(f"{len(wanted)} packages", "as cluster.yaml says")
-    return outcomes
-
-
-def _checks() -> list[Check]:
-    quick, standard = Level.QUICK, Level.STANDARD
-    checks = [Check("versions.python-runs", "the Python that runs jobs", quick, "versions", judge=python_runs)]
-    for name in ("driver", "cuda", "nccl", "torch", "python", "kernel", "glibc"):
-        about = f"{_ABOUT[name][0]}: new enough"
-        checks.append(Check(f"versions.{name}-minimum", about, standard, "versions", judge=_minimum(name)))
-    for name in ("driver", "cuda", "nccl", "torch", "glmforge", "python", "kernel", "os"):
-        level = quick if name in ("torch", "glmforge") else standard
-        about = f"{_ABOUT[name][0]}: the same on all nodes"
-        checks.append(Check(f"versions.{name}-equal", about, level, "versions", compare=_equal(name)))
-    about = "torch and glmforge are on all nodes if on any"
-    checks.append(Check("versions.installed", about, quick, "versions", compare=installed))
-    checks.append(Check("versions.expected", "packages of 'expected'", standard, "versions", compare=as_expected))
-    return checks
-
-
-CHECKS = tuple(_checks())
+    if facts["variables"] is None:
+        return skipped("its login shell does not answer")
+    findings = lint_environment({str(name): str(value) for name, value in facts["variables"].items()})
+    bad = [finding for finding in findings if finding.severity == "error"] or findings
+    if not bad:
+        return passed(f"{len(facts['variables'])} variables")
+    value = f"{bad[0].name}={bad[0].value}: {bad[0].problem}" + (f" (and {len(bad) - 1} more)" if bad[1:] else "")
+    threshold = "nothing that harms a job"
+    return (failed if bad[0].severity == "error" else warning)(value, threshold, bad[0].instead)

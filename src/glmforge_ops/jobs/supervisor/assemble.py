@@ -14,10 +14,8 @@ from glmforge.errors import ConfigError, LaunchError
 from glmforge.files import read_text
 from glmforge.observe.job_records import JobDescription, JobDirectory
 from glmforge.runtime.hostfile import HostLine, expand_hosts, read_host_lines
-from glmforge_ops.health.checks.check import Context, Level
-from glmforge_ops.health.checks.examine import REACH, examine
-from glmforge_ops.health.checks.outcome import Status
-from glmforge_ops.health.checks.registry import choose_checks
+from glmforge_ops.health.checks.check import Context, Level, Status
+from glmforge_ops.health.checks.examine import REACH, choose_checks, examine
 from glmforge_ops.health.checks.thresholds import Thresholds
 from glmforge_ops.hosts.fanout import Fanout
 from glmforge_ops.hosts.machines import fanout_of, load_cluster, machines_of, ssh_of

@@ -14,8 +14,7 @@ from glmforge.config.cluster import ClusterConfig
 from glmforge_ops.dev import DevCluster, DevOptions, development_cluster
 from glmforge_ops.dev.host_processes import wait_until
 from glmforge_ops.health.checks.check import Context, Level
-from glmforge_ops.health.checks.examine import Findings, examine
-from glmforge_ops.health.checks.registry import choose_checks
+from glmforge_ops.health.checks.examine import Findings, choose_checks, examine
 from glmforge_ops.health.checks.thresholds import Thresholds
 from glmforge_ops.hosts.fanout import Fanout
 from helpers.dev_cluster import hosts_or_skip, install_slurm_or_skip

@@ -15,10 +15,8 @@ import pytest
 
 from glmforge.config.cluster import ClusterConfig
 from glmforge_ops.dev import DevOptions, development_cluster
-from glmforge_ops.health.checks.check import Context, Level
-from glmforge_ops.health.checks.examine import examine
-from glmforge_ops.health.checks.outcome import Status
-from glmforge_ops.health.checks.registry import choose_checks
+from glmforge_ops.health.checks.check import Context, Level, Status
+from glmforge_ops.health.checks.examine import choose_checks, examine
 from glmforge_ops.health.checks.thresholds import Thresholds
 from glmforge_ops.hosts.machines import fanout_of
 from helpers.dev_cluster import hosts_or_skip

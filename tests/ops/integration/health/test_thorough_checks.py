@@ -18,10 +18,8 @@ import pytest
 
 from glmforge.config.cluster import ClusterConfig
 from glmforge_ops.dev import DevOptions, development_cluster
-from glmforge_ops.health.checks.check import Context, Level
-from glmforge_ops.health.checks.examine import examine
-from glmforge_ops.health.checks.outcome import Outcome
-from glmforge_ops.health.checks.registry import choose_checks
+from glmforge_ops.health.checks.check import Context, Level, Outcome
+from glmforge_ops.health.checks.examine import choose_checks, examine
 from glmforge_ops.health.checks.thresholds import Thresholds
 from glmforge_ops.hosts.machines import fanout_of
 from helpers.dev_cluster import hosts_or_skip
@@ -110,7 +108,7 @@ def test_a_node_on_which_the_package_is_broken_fails_the_job(nodes: list[Node]) 
     with nodes[1].over(Path(glmforge.recipes.train.__file__), "raise ImportError('planted')\n"):
         found = ask(pair, ["job.runs"])["job.runs"]
     assert statuses(found) == ["skipped", "fail"], found
-    assert "planted" in found["node2"].mend
+    assert "planted" in found["node2"].fix
     assert not list(nodes[0].shared.iterdir())
 
 
@@ -132,7 +130,7 @@ def test_a_run_that_resumes_to_other_losses_is_found(nodes: list[Node]) -> None:
     assert statuses(found) == ["fail", "fail"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_a_check_that_is_ended_leaves_nothing_that_runs(nodes: list[Node], number: signal.Signals) -> None:
     """Nor, unless it was killed, a file: the next check finds its port free."""
     shared = nodes[0].shared

@@ -6,36 +6,32 @@ from typing import Any
 import pytest
 
 from glmforge_ops.environment.lint import lint_environment
-from glmforge_ops.health.checks.facts import Facts
-from glmforge_ops.health.checks.outcome import Status, failed, passed, skipped, warning
+from glmforge_ops.health.checks.check import Status, failed, passed, skipped, warning
 from glmforge_ops.health.look import Health
 from glmforge_ops.health.page import as_dict, lines, summary
 
 GIB = 2**30
-OVERVIEW: dict[str, Any] = {
+SYSTEM: dict[str, Any] = {
     "host": "node1",
     "system": "Debian",
     "kernel": "6.1",
-    "python": "3.11",
     "uptime_s": 3 * 86_400.0,
     "load": 1.5,
     "cores": 64,
-    "memory": {"total": 512 * GIB, "available": 500 * GIB, "swap_total": 0, "swap_free": 0},
+    "memory": {"total": 512 * GIB, "available": 500 * GIB},
+    "swap": {"total": 0, "free": 0},
     "shared_memory": {"total": GIB, "free": GIB // 20},
-    "limits": {"open_files": None, "locked_memory": 8 << 20, "processes": 300_000, "core_file": 0},
+    "limits": {"open_files": -1, "locked_memory": 8 << 20, "processes": 300_000},
     "interfaces": [{"name": "eth0", "state": "up", "speed": 100_000, "mtu": 9000}],
-    "rdma_ports": [{"name": "mlx5_0:1", "state": "4: ACTIVE", "rate": "400 Gb/sec", "link_layer": "InfiniBand"}],
     "training": [{"pid": 12, "user": "ada", "age_s": 7200.0, "parent": 1, "command": "torchrun x"}],
 }
 MOUNT: dict[str, Any] = {
-    "place": "/data",
-    "kind": "nfs4",
-    "network": True,
-    "read_only": True,
-    "total": 100 * GIB,
-    "free": 25 * GIB,
-    "files": 1000,
-    "files_free": 500,
+    "point": "/data",
+    "type": "nfs4",
+    "options": "ro,hard",
+    "total_gb": 100.0,
+    "free_gb": 25.0,
+    "free_inodes": 50.0,
     "paths": ["/data/a", "/data/b"],
 }
 MOUNTS: dict[str, Any] = {"mounts": [MOUNT], "missing": ["/local"]}
@@ -54,8 +50,8 @@ GPUS: dict[str, Any] = {"error": None, "driver": "570.1", "cuda": 12080, "gpus":
 
 
 def health(**changes: Any) -> Health:
-    facts = {"overview": Facts(OVERVIEW), "overview_mounts": Facts(MOUNTS), "gpu": Facts(GPUS)}
-    values: dict[str, Any] = {"facts": facts, "lost": {}, "outcomes": {}, "versions": {"torch": "2.13.0"}}
+    values: dict[str, Any] = {"facts": {"disks": MOUNTS, "gpus": GPUS}, "system": SYSTEM, "lost": {}, "outcomes": {}}
+    values["versions"] = {"torch": "2.13.0"}
     return Health(**values | changes)
 
 
@@ -72,9 +68,8 @@ def page(found: Health) -> str:
         "/dev/shm 51 MiB of 1.0 GiB free",
         "open files unlimited, locked memory 8 MiB, processes 300,000",
         "network eth0 up, 100 Gbit/s, MTU 9000",
-        "RDMA mlx5_0:1 InfiniBand, 4: ACTIVE, 400 Gb/sec",
         "training process 12 of ada, for 2 hours; what started it has ended: torchrun x",
-        "disk /data: 25.0 GiB of 100.0 GiB free, nfs4, 50 % of inodes free, read-only (/data/a, /data/b)",
+        "disk /data: 25.0 of 100.0 GB free, nfs4, 50 % of inodes free, read-only (/data/a, /data/b)",
         "disk /local: is not there",
         "GPUs 1, driver 570.1, CUDA up to 12.8",
         "GPU 0: NVIDIA H100: 2.0 GiB of 80.0 GiB used, 7 % busy, 41 degrees C, 3 uncorrected memory errors, "
@@ -93,25 +88,22 @@ def test_a_fact_is_a_line(words: str) -> None:
         ({**GPUS, "gpus": []}, "GPUs none"),
         ({**GPUS, "gpus": [], "error": "NVML does not start (error 9)"}, "GPUs none: NVML does not start (error 9)"),
         ({**GPUS, "gpus": [{"index": 3, "lost": True}]}, "GPU 3: lost: "),
-        ({**GPUS, "gpus": [{**GPU, "processes": [{"pid": 7, "command": None}]}]}, "used by 7"),
+        ({**GPUS, "gpus": [{**GPU, "processes": [{"pid": 7, "command": None}]}]}, "used by 7 (?)"),
     ],
 )
 def test_gpus_that_are_not_as_they_should_be(gpus: dict[str, Any], words: str) -> None:
-    facts = {"overview": Facts(OVERVIEW), "overview_mounts": Facts(MOUNTS), "gpu": Facts(gpus)}
-    assert words in page(health(facts=facts))
+    assert words in page(health(facts={"disks": MOUNTS, "gpus": gpus}))
 
 
 def test_a_part_without_an_answer_fails_and_the_others_are_told() -> None:
-    facts = {"overview": Facts(OVERVIEW), "gpu": Facts(GPUS)}
-    found = health(facts=facts, lost={"overview_mounts": "no answer within 5 s"})
+    found = health(facts={"gpus": GPUS}, lost={"disks": "no answer within 5 s"})
     assert "fail disks no answer within 5 s" in page(found)
     assert "GPUs 1" in page(found)
     assert found.exit_status(strict=False) == 1
 
 
 def test_facts_that_make_no_sense_are_a_line() -> None:
-    facts = {"overview": Facts(OVERVIEW), "overview_mounts": Facts({}), "gpu": Facts(GPUS)}
-    assert "fail disks makes no sense: mounts is missing" in page(health(facts=facts))
+    assert "fail disks makes no sense: 'mounts'" in page(health(facts={"disks": {}, "gpus": GPUS}))
 
 
 @pytest.mark.parametrize(
@@ -145,9 +137,9 @@ def test_counts_and_json_agree() -> None:
         outcomes={"a": passed("1"), "b": failed("1", "2", "m"), "c": warning("1", "2", "m"), "d": skipped("x")},
         environment=tuple(lint_environment({"NCCL_TIMEOUT": "1"})),
     )
-    assert summary(found) == "1 passed, 1 to be warned of, 2 failed, 1 skipped"
+    assert summary(found) == "1 passed, 1 warnings, 2 failed, 1 skipped"
     data = json.loads(json.dumps(as_dict(found)))
     assert data["counts"] == {"pass": 1, "skipped": 1, "warning": 1, "fail": 2}
     assert data["facts"]["gpus"]["gpus"][0]["name"] == "NVIDIA H100"
-    assert data["checks"]["b"] == {"status": "fail", "value": "1", "threshold": "2", "mend": "m"}
+    assert data["checks"]["b"] == {"status": "fail", "value": "1", "threshold": "2", "fix": "m"}
     assert data["environment"][0]["name"] == "NCCL_TIMEOUT"

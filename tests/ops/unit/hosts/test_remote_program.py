@@ -11,7 +11,6 @@ import pytest
 
 from glmforge.errors import HostError
 from glmforge.runtime.ssh import Ssh
-from glmforge_ops.health.checks.probe import PROGRAM as CHECKS
 from glmforge_ops.hosts import remote_program
 from glmforge_ops.hosts.fanout import Answer, Fanout, Outcome
 from glmforge_ops.hosts.on_node.wire import MARK
@@ -84,7 +83,7 @@ def test_a_python_that_is_too_old_says_so(fanout: Fanout) -> None:
     assert answer.reason == "Python 99.0 or newer is needed there"
 
 
-@pytest.mark.parametrize("program", [CHECKS, CLEAN, FACTS], ids=lambda program: program.modules[-1])
+@pytest.mark.parametrize("program", [CLEAN, FACTS], ids=lambda program: program.modules[-1])
 def test_a_program_needs_its_oldest_python_and_what_came_before(program: RemoteProgram) -> None:
     version = tuple(map(int, program.oldest.split(".")))
     for number, name in enumerate(program.modules):

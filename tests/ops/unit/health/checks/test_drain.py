@@ -3,8 +3,8 @@
 import pytest
 
 from glmforge_ops.health.checks import drain
+from glmforge_ops.health.checks.check import failed, passed, warning
 from glmforge_ops.health.checks.examine import Findings
-from glmforge_ops.health.checks.outcome import failed, passed, warning
 
 # As scontrol of Slurm 22.05 writes it, shortened.
 NODE = """NodeName=node1 Arch=x86_64 CoresPerSocket=8
@@ -56,11 +56,10 @@ def test_only_what_was_drained_here_is_resumed(
 
 def test_the_reason_is_one_plain_line() -> None:
     findings = Findings(["a"])
-    findings.add("a.good", "a", passed("fine"))
-    findings.add("a.odd", "a", warning("odd", "", "look"))
+    findings.outcomes = {"a.good": {"a": passed("fine")}, "a.odd": {"a": warning("odd", "", "look")}}
     assert drain.reason_of(findings) is None
-    findings.add("b.bad", "a", failed("2 % free\n$(reboot) 'x'" + "y" * 500, "5 %", "clean"))
-    findings.add("c.bad", "a", failed("other", "", "mend"))
+    findings.outcomes["b.bad"] = {"a": failed("2 % free\n$(reboot) 'x'" + "y" * 500, "5 %", "clean")}
+    findings.outcomes["c.bad"] = {"a": failed("other", "", "fix")}
     reason = drain.reason_of(findings)
     assert reason is not None
     assert reason.startswith(drain.MARK + "b.bad: 2 % free??(reboot) ?x?yyy")

@@ -1,60 +1,48 @@
-"""Every check of hardware and versions notices its own planted fault, and only that one; after the mend it passes."""
+"""Every check of hardware and versions notices its own planted fault, and only that one; nonsense that a node says
+fails that node alone, and what a node does not know never passes.
+"""
 
-from contextlib import ExitStack
-from functools import cache
+import copy
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from glmforge.config.cluster import ClusterConfig
-from glmforge_ops.health.checks.check import Check, Context
-from glmforge_ops.health.checks.examine import outcomes_of
-from glmforge_ops.health.checks.outcome import Outcome, Status
-from glmforge_ops.health.checks.probe import NodeFacts
-from glmforge_ops.health.checks.registry import CHECKS
+from glmforge_ops.health.checks.check import Check, Context, Facts, Gather, Outcome, Status
+from glmforge_ops.health.checks.examine import CHECKS, run_check, session_of
 from glmforge_ops.health.checks.thresholds import Thresholds
+from glmforge_ops.hosts.fanout import Fanout
 from helpers.fake_node import FakeNode, compile_nvml
-from helpers.healthy_node import healthy
+from helpers.healthy_node import healthy, process
 from helpers.node_faults import EVERYWHERE, FAULTS, ROCE
-from helpers.planted_faults import PlantedFault, matrix
+from helpers.planted_faults import PlantedFault
 
-PROBES = (
-    "clock",
-    "gpu",
-    "infiniband",
-    "kernel",
-    "limits",
-    "memory",
-    "numa",
-    "nvlink",
-    "pcie",
-    "processes",
-    "versions",
-)
-OURS = [check for check in CHECKS if check.probe in PROBES and check.act is None]
+SUBJECTS = ("versions", "gpu", "nvlink", "pcie", "infiniband", "roce", "clock", "processes", "memory", "limits")
+ACTS = ("gpu.diagnostics", "infiniband.latency")
+OURS = [check for check in CHECKS if check.name.split(".")[0] in SUBJECTS and check.name not in ACTS]
+GATHER = list(dict.fromkeys(check.gather for check in OURS if check.gather is not None))
 HOSTS = ("node1", "node2", "node3")
+
+Of = dict[Gather, Facts | str]
 
 
 class Cluster:
     """Three healthy nodes, of which one is at hand to be broken; the others are its facts."""
 
-    def __init__(self, node: FakeNode, network: str) -> None:
+    def __init__(self, node: FakeNode, network: str, **more: Any) -> None:
         self.node = node
-        config = {
-            "gpus_per_node": 2,
-            "python": "python3",
-            "network": network,
-            "expected": {"numpy": "2.4.6"},
-            "nodes": list(HOSTS),
-        }
-        self.context = Context(ClusterConfig.model_validate(config), Thresholds())
-        self.well = self.gather(PROBES)
+        config = {"gpus_per_node": 2, "python": "python3", "network": network, "expected": {"numpy": "2.4.6"}}
+        self.context = Context(ClusterConfig.model_validate(config | {"nodes": list(HOSTS)} | more), Thresholds())
+        self.well = self.gather()
 
-    def gather(self, probes: tuple[str, ...]) -> NodeFacts:
-        return self.node.gather(list(probes), self.context.cluster)
+    def gather(self) -> Of:
+        return self.node.gather(GATHER, self.context.cluster)
 
-    def outcomes(self, nodes: dict[str, NodeFacts], checks: list[Check] = OURS) -> dict[str, dict[str, Outcome]]:
-        return {check.name: dict(outcomes_of(check, nodes, self.context)) for check in checks}
+    def outcomes(self, nodes: Mapping[str, Of], checks: list[Check] = OURS) -> dict[str, dict[str, Outcome]]:
+        session = session_of(nodes, self.context, Fanout())
+        return {check.name: run_check(check, session) for check in checks}
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +51,12 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Cluster:
+def infiniband(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Cluster:
     return Cluster(healthy(tmp_path_factory.mktemp("node") / "root", library), "infiniband")
 
 
 @pytest.fixture(scope="module")
-def roce_cluster(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Cluster:
+def roce(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Cluster:
     return Cluster(healthy(tmp_path_factory.mktemp("roce") / "root", library, "Ethernet"), "roce")
 
 
@@ -76,54 +64,39 @@ def noticed(outcomes: dict[str, dict[str, Outcome]], host: str) -> set[str]:
     return {name for name, of_hosts in outcomes.items() if of_hosts[host].status in (Status.FAIL, Status.WARNING)}
 
 
-def check_fault(cluster: Cluster, fault: PlantedFault[FakeNode], is_everywhere: bool = False) -> set[str]:
-    """Planted, it is noticed by its checks, which tell a mend; the other nodes stay well, and it can be mended."""
+def check_fault(cluster: Cluster, fault: PlantedFault[FakeNode], is_everywhere: bool = False) -> None:
+    """Planted, it is noticed by its checks, which say a fix; the other nodes stay well."""
     with fault.plant(cluster.node):
-        broken = cluster.gather(PROBES)
+        broken = cluster.gather()
     nodes = {host: broken if is_everywhere or host == "node2" else cluster.well for host in HOSTS}
     outcomes = cluster.outcomes(nodes)
-    assert {name: outcomes[name]["node2"].value for name in noticed(outcomes, "node2")}.keys() == fault.checks, outcomes
+    assert noticed(outcomes, "node2") == fault.checks, outcomes
     assert noticed(outcomes, "node1") == (fault.checks if is_everywhere else set())
     for name in fault.checks:
-        assert outcomes[name]["node2"].mend, name
+        assert outcomes[name]["node2"].fix, name
         assert outcomes[name]["node2"].threshold, name
-    chosen = [check for check in OURS if check.name in fault.checks]
-    mended = cluster.gather(tuple({check.probe for check in chosen}))
-    after = cluster.outcomes({**dict.fromkeys(HOSTS, cluster.well), "node2": mended}, chosen)
-    assert {of_hosts["node2"].status for of_hosts in after.values()} == {Status.PASS}, after
-    return noticed(outcomes, "node2")
 
 
-@cache
-def skipped_names(is_roce: bool) -> frozenset[str]:
-    """What has nothing to say on a healthy node of this network."""
-    if is_roce:
-        return frozenset({"infiniband.subnet-manager"})
-    return frozenset(check.name for check in OURS if check.name.startswith("roce."))
-
-
-@pytest.mark.parametrize("network", ["infiniband", "roce"])
-def test_a_healthy_cluster_passes(cluster: Cluster, roce_cluster: Cluster, network: str) -> None:
-    chosen = roce_cluster if network == "roce" else cluster
-    outcomes = chosen.outcomes(dict.fromkeys(HOSTS, chosen.well))
-    for name, of_hosts in outcomes.items():
-        expected = Status.SKIPPED if name in skipped_names(network == "roce") else Status.PASS
-        assert {outcome.status for outcome in of_hosts.values()} == {expected}, (name, of_hosts)
+def test_a_healthy_cluster_passes(infiniband: Cluster, roce: Cluster) -> None:
+    for cluster, silent in ((infiniband, "roce."), (roce, "never")):
+        for name, of_hosts in cluster.outcomes(dict.fromkeys(HOSTS, cluster.well)).items():
+            expected = Status.SKIPPED if name.startswith(silent) else Status.PASS
+            assert {outcome.status for outcome in of_hosts.values()} == {expected}, (name, of_hosts)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
-def test_its_own_check_notices_a_fault(cluster: Cluster, fault: PlantedFault[FakeNode]) -> None:
-    check_fault(cluster, fault)
+def test_its_own_check_notices_a_fault(infiniband: Cluster, fault: PlantedFault[FakeNode]) -> None:
+    check_fault(infiniband, fault)
 
 
 @pytest.mark.parametrize("fault", EVERYWHERE, ids=str)
-def test_a_fault_of_all_nodes_is_noticed(cluster: Cluster, fault: PlantedFault[FakeNode]) -> None:
-    check_fault(cluster, fault, is_everywhere=True)
+def test_a_fault_of_all_nodes_is_noticed(infiniband: Cluster, fault: PlantedFault[FakeNode]) -> None:
+    check_fault(infiniband, fault, is_everywhere=True)
 
 
 @pytest.mark.parametrize("fault", ROCE, ids=str)
-def test_a_fault_of_roce_is_noticed(roce_cluster: Cluster, fault: PlantedFault[FakeNode]) -> None:
-    check_fault(roce_cluster, fault)
+def test_a_fault_of_roce_is_noticed(roce: Cluster, fault: PlantedFault[FakeNode]) -> None:
+    check_fault(roce, fault)
 
 
 def test_every_check_has_a_fault() -> None:
@@ -131,39 +104,107 @@ def test_every_check_has_a_fault() -> None:
     assert covered == {check.name for check in OURS}
 
 
-def test_faults_have_different_names() -> None:
-    names = [fault.name for fault in (*FAULTS, *EVERYWHERE, *ROCE)]
-    assert len(set(names)) == len(names)
+def test_a_version_that_the_cluster_expects_beats_the_majority(infiniband: Cluster) -> None:
+    cluster = Cluster(infiniband.node, "infiniband", expected={"torch": "2.12.0+cu128"})
+    outcome = cluster.outcomes(dict.fromkeys(HOSTS, cluster.well))["versions.torch-equal"]["node1"]
+    assert (outcome.status, outcome.fix) == (Status.FAIL, "install torch 2.12.0")
 
 
-def test_two_faults_are_both_noticed(cluster: Cluster) -> None:
-    by_name = {fault.name: fault for fault in FAULTS}
-    chosen = [by_name["a GPU is hot"], by_name["a slow link"], by_name["a small /dev/shm"]]
-    with ExitStack() as stack:
-        for fault in chosen:
-            stack.enter_context(fault.plant(cluster.node))
-        broken = cluster.gather(PROBES)
-    outcomes = cluster.outcomes({**dict.fromkeys(HOSTS, cluster.well), "node2": broken})
-    assert noticed(outcomes, "node2") == set().union(*(fault.checks for fault in chosen))
+def test_one_node_alone_is_compared_with_nothing(infiniband: Cluster) -> None:
+    outcomes = infiniband.outcomes({"node1": infiniband.well})
+    assert outcomes["memory.total"]["node1"].status is outcomes["gpu.model"]["node1"].status is Status.SKIPPED
+    assert noticed(outcomes, "node1") == set()
 
 
-def test_the_matrix_names_faults_and_checks() -> None:
-    faults = FAULTS[:2]
-    table = matrix(faults, ["gpu.count", "gpu.model"], {fault.name: fault.checks for fault in faults})
-    assert table.splitlines() == ["fault,gpu.count,gpu.model", "a GPU is missing,x,", "a GPU fell off the bus,x,"]
+SMI = """535.104.05, NVIDIA H100 80GB HBM3, 31, 4, 81559, 0, 0
+535.104.05, NVIDIA H100 80GB HBM3, 88, 4, 81559, 0, [N/A]"""
 
 
-@pytest.mark.parametrize("expected", ["2.12.0", "2.12.0+cu128"])
-def test_a_version_that_the_cluster_expects_beats_the_majority(cluster: Cluster, expected: str) -> None:
-    config = cluster.context.cluster.model_copy(update={"expected": {"torch": expected}})
-    check = next(check for check in OURS if check.name == "versions.torch-equal")
-    outcomes = outcomes_of(check, dict.fromkeys(HOSTS, cluster.well), Context(config, Thresholds()))
-    assert {outcome.status for outcome in outcomes.values()} == {Status.FAIL}
-    assert outcomes["node1"].mend == "install torch 2.12.0"
+def test_without_the_library_nvidia_smi_tells_less_and_the_rest_is_skipped(
+    infiniband: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("glmforge_ops.health.checks.gpu._pynvml", lambda python: None)
+    with infiniband.node.tool_instead("nvidia-smi", ("--query-gpu=driver_version,name", SMI)):
+        outcomes = infiniband.outcomes({"node1": infiniband.gather()})
+    assert outcomes["gpu.temperature"]["node1"].value == "GPU 1: 88 C"
+    assert outcomes["gpu.count"]["node1"].status is Status.PASS
+    for name in ("gpu.ecc", "gpu.throttle", "gpu.processes", "nvlink.links"):
+        assert outcomes[name]["node1"].status is Status.SKIPPED, name
+    with infiniband.node.tool_instead("nvidia-smi"):
+        lost = infiniband.outcomes({"node1": infiniband.gather()})["gpu.count"]["node1"]
+    assert lost.value == "0 of 2 GPUs (nvidia-smi is not installed)"
 
 
-def test_one_node_alone_is_compared_with_nothing(cluster: Cluster) -> None:
-    outcomes = cluster.outcomes({"node1": cluster.well})
-    compared = {check.name for check in OURS if check.compare is not None}
-    passed = {name for name in compared if outcomes[name]["node1"].status is Status.PASS}
-    assert passed == {"clock.skew", "versions.expected", "versions.installed", "infiniband.rate"}
+def test_an_old_driver_tells_what_it_can(infiniband: Cluster, tmp_path: Path) -> None:
+    with infiniband.node.attribute("library", compile_nvml(tmp_path, "-DOLD_DRIVER")):
+        outcomes = infiniband.outcomes({"node1": infiniband.gather()})
+    assert outcomes["gpu.temperature"]["node1"].status is outcomes["gpu.throttle"]["node1"].status is Status.PASS
+    assert outcomes["gpu.remapped-rows"]["node1"].status is Status.SKIPPED
+
+
+def test_a_driver_that_does_not_start_says_why(infiniband: Cluster) -> None:
+    with infiniband.node.attribute("gpus", infiniband.node.gpus | {"init": "18"}):
+        outcome = infiniband.outcomes({"node1": infiniband.gather()})["gpu.count"]["node1"]
+    assert "version mismatch" in outcome.value
+
+
+def test_a_log_that_cannot_be_read_passes_nothing_and_old_lines_are_over(infiniband: Cluster) -> None:
+    names = ("gpu.xid", "memory.machine-checks", "memory.out-of-memory")
+    with infiniband.node.tool_instead("dmesg"):
+        outcomes = infiniband.outcomes({"node1": infiniband.gather()})
+    assert {outcomes[name]["node1"].status for name in names} == {Status.SKIPPED}
+    old = "[  100.0] NVRM: Xid (PCI:0000:2a:00): 79, lost\n[  899000.0] NVRM: Xid (0000:2a:00): 13, of a program"
+    with infiniband.node.tool_instead("dmesg", ("", old)):
+        outcomes = infiniband.outcomes({"node1": infiniband.gather()})
+    assert {outcomes[name]["node1"].status for name in names} == {Status.PASS}
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "is_left"),
+    [("0::/system.slice/vllm.service", False), ("0::/system.slice/slurmstepd.scope/job_7/step_0", True)],
+)
+def test_a_service_on_a_gpu_is_nothing_left_over(infiniband: Cluster, cgroup: str, is_left: bool) -> None:
+    node = infiniband.node
+    process(node, 950, 1, "python serve.py")
+    with node.file("/proc/950/cgroup", cgroup), node.driver(pid=950):
+        outcome = infiniband.outcomes({"node1": infiniband.gather()})["gpu.processes"]["node1"]
+    assert (outcome.status is Status.FAIL) == is_left
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path to everything within."""
+    if path:
+        yield path
+    inner = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
+    for key, each in inner:
+        yield from places(each, (*path, key))
+
+
+HOSTILE = ("12", "x" * 4000, -1, 1e300, 0.5, True, None, [], {}, [{}] * 50, [-1], ["x"])
+
+
+@pytest.mark.parametrize("network", ["infiniband", "roce"])
+def test_nonsense_of_one_node_stays_there(request: pytest.FixtureRequest, network: str) -> None:
+    cluster: Cluster = request.getfixturevalue(network)
+    usual = cluster.outcomes(dict.fromkeys(HOSTS, cluster.well))
+    for gather in GATHER:
+        checks = [check for check in OURS if check.gather is gather]
+        for path in places(cluster.well[gather]):
+            for value in HOSTILE:
+                changed: Any = copy.deepcopy(cluster.well[gather])
+                inner = changed
+                for key in path[:-1]:
+                    inner = inner[key]
+                inner[path[-1]] = value
+                nodes = {"a": cluster.well, "b": {**cluster.well, gather: changed}, "c": cluster.well}
+                for name, of_hosts in cluster.outcomes(nodes, checks).items():
+                    assert of_hosts["a"].status is usual[name]["node1"].status, (name, path, value)
+                    assert len(of_hosts["b"].value) < 5000, (name, path, value)
+
+
+def test_what_is_not_known_never_passes(infiniband: Cluster) -> None:
+    """A node that answers with nothing, or with an error, passes no check."""
+    for facts in ({"clock": [0.0, None, None, 0.0]}, "OSError: no such file"):
+        outcomes = infiniband.outcomes({"a": dict.fromkeys(GATHER, facts), "b": infiniband.well, "c": infiniband.well})
+        assert Status.PASS not in {of_hosts["a"].status for of_hosts in outcomes.values()}
+        assert outcomes["gpu.ecc"]["a"].value.startswith("nothing is known: ")

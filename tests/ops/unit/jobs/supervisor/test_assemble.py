@@ -8,8 +8,8 @@ import pytest
 from glmforge.config.cluster import ClusterConfig
 from glmforge.config.launch import LaunchConfig, SupervisorConfig
 from glmforge.errors import LaunchError
+from glmforge_ops.health.checks.check import failed, passed, skipped
 from glmforge_ops.health.checks.examine import REACH
-from glmforge_ops.health.checks.outcome import failed, passed, skipped
 from glmforge_ops.hosts.fanout import Fanout
 from glmforge_ops.jobs.supervisor import assemble
 from glmforge_ops.jobs.supervisor.assemble import NodeChecker, allocation_of, starter_of, supervisor_of
