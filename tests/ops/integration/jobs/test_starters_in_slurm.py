@@ -73,7 +73,7 @@ def test_killed_ranks_end(cluster: Cluster, tmp_path: Path) -> None:
 def test_after_one_failure_the_others_go_on(cluster: Cluster, tmp_path: Path) -> None:
     """They end by themselves, and are not killed by srun before they have."""
     attempt = attempt_in(tmp_path)
-    failed = f"grep -q '\"status\": 9' {attempt.rank(2)}"
+    failed = f"grep -qs '\"status\": 9' {attempt.rank(2)}"
     script = f'[ "$RANK" = 2 ] && exit 9; until {failed}; do sleep 0.05; done; echo saved'
     job = submit(cluster, attempt, ["bash", "-c", script])
     assert status_of(cluster, job, attempt) == 9
