@@ -1,6 +1,7 @@
 """How long the tests take, and where the time goes.
 
-    python benchmarks/test_suite.py                 # what `make test` runs; writes benchmarks/results/test_suite.json
+    python benchmarks/test_suite.py                 # what CI runs; writes benchmarks/results/test_suite.json
+    python benchmarks/test_suite.py --suite test    # one of them: test, ops, corpus; writes nothing
 
 Seconds of tests run side by side are added up, so that the groups together make more than the wall time. A group is a
 folder two levels below `tests`. Processor minutes are those of all processes together, of tests and of what they start:
@@ -23,20 +24,32 @@ from harness import arguments
 from record import ROOT, write_result
 
 
+SUITES = {
+    "test": ["tests", "--ignore", "tests/ops", "--ignore", "tests/corpus"],
+    "ops": ["tests/ops"],
+    "corpus": ["tests/corpus"],
+}
+"""What `make test`, `make test-ops` and `make test-corpus` run."""
+
+
 def main() -> int:
     parser = arguments(__doc__)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--suite", choices=SUITES)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-n", str(args.processes), "--dist", "worksteal"]
-        command += ["--durations", "15", f"--junitxml={report}"]
-        started = time.monotonic()
-        failed = run_with_orphans(command)
-        minutes = (time.monotonic() - started) / 60
-        times = {"minutes": round(minutes, 1), "processor_minutes": round(processor_minutes(), 1)}
-        result = times | {"processes": args.processes} | summarise(report)
-    if not failed:
+    result: dict[str, Any] = {"processes": args.processes}
+    failed = 0
+    for suite in [args.suite] if args.suite else SUITES:
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "report.xml"
+            command = [sys.executable, "-m", "pytest", "-n", str(args.processes), "--dist", "worksteal"]
+            command += ["--durations", "15", f"--junitxml={report}", *SUITES[suite]]
+            started, before = time.monotonic(), processor_minutes()
+            failed |= run_with_orphans(command)
+            minutes = {"minutes": (time.monotonic() - started) / 60, "processor_minutes": processor_minutes() - before}
+            result[suite] = {name: round(value, 1) for name, value in minutes.items()} | summarise(report)
+            print(suite, result[suite]["minutes"], "minutes")
+    if not failed and args.suite is None:
         write_result("test_suite", result, code=["tests", "src"], out=args.out)
     return failed
 
