@@ -23,7 +23,6 @@ from typing import Any
 from harness import arguments
 from record import ROOT, write_result
 
-
 SUITES = {
     "test": ["tests", "--ignore", "tests/ops", "--ignore", "tests/corpus"],
     "ops": ["tests/ops"],
