@@ -101,7 +101,7 @@ def training_job(
     config = load_config(source, overrides)
     check_layout(config, launch)
     directory = JobDirectory(root / _free_name(root, name, config.name))
-    if launch.array and not re.search(r"%a|SLURM_ARRAY|PBS_ARRAY", str(config.output_dir)):
+    if launch.array:
         raise LaunchError(
             f"array: every task would train the same run, {shown(config.output_dir)}; for runs that differ, use --sweep"
         )
