@@ -130,6 +130,16 @@ def test_a_job_that_has_ended_is_submitted_again(tmp_path: Path, scheduler: Made
     assert found(tmp_path, scheduler).state == "waiting"
 
 
+def test_of_two_who_submit_it_again_at_once_one_is_refused(tmp_path: Path, scheduler: MadeScheduler) -> None:
+    made_job(tmp_path).script.write_text("exit\n")
+    scheduler.know("17", State.CANCELLED)
+    first, second = found(tmp_path, scheduler), found(tmp_path, scheduler)
+    control.resubmit(first, scheduler.of)
+    with pytest.raises(LaunchError, match="air: somebody else has just submitted it"):
+        control.resubmit(second, scheduler.of)
+    assert scheduler.submitted == ["air"]
+
+
 def test_a_start_that_slurm_refused_is_named_and_submitted_again(tmp_path: Path, scheduler: MadeScheduler) -> None:
     job = made_job(tmp_path)
     job.script.write_text("exit\n")
