@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from glmforge.config.launch import LaunchConfig
 from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.files import shown
 from glmforge.observe.job_records import CANCELLED, FileRecord, JobDirectory
@@ -85,6 +86,11 @@ class Several:
         for job in jobs:
             if job.files is not None:
                 cancel_all([job], self.scheduler_of(job.files.description.launch.launcher))
+
+
+def is_noted(launch: LaunchConfig) -> bool:
+    """Whether anybody notes how a job of these options ends: its supervisor, or a scheduler."""
+    return launch.supervise or launch.launcher in ("slurm", "pbs")
 
 
 def is_live(job: Job) -> bool:

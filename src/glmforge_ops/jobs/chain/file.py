@@ -4,7 +4,7 @@
     launch: {launcher: slurm, partition: train}    # options of every stage
     stages:
       corpus:
-        command: glmforge corpus run corpus.yaml
+        command: glmforge data run corpus.yaml
         outputs: {shards: data/web}
         launch: {nodes: 1}                         # laid over the common ones
       pretrain:

@@ -20,6 +20,7 @@ from glmforge.config.secrets import HIDDEN, take_secrets
 from glmforge.config.tree import from_value
 from glmforge.errors import ConfigError
 from glmforge_ops.jobs.chain.file import ChainFile, StageFile, look_up, substituted
+from glmforge_ops.jobs.several import is_noted
 
 _MAX_NAME = 64
 
@@ -128,7 +129,13 @@ class _Resolver:
                 raise ConfigError(f"{place}.{key}: belongs to the chain; name stages in needs")
         if isinstance(given_env := options.get("env"), dict):
             options["env"] = self._without_secrets(given_env, f"{place}.env")
-        return load_settings(LaunchConfig, from_value(options, place))
+        launch = load_settings(LaunchConfig, from_value(options, place))
+        if not is_noted(launch):
+            raise ConfigError(
+                f"{place}: a stage that runs from here needs the supervisor, which notes how it ends; leave out "
+                "supervise: false, starter: torchrun and launcher: mpi"
+            )
+        return launch
 
     def _without_secrets(self, env: Mapping[str, Any], place: str) -> dict[str, Any]:
         hidden = take_secrets(env)
