@@ -196,7 +196,7 @@ def _culprit(directory: JobDirectory, attempts: Sequence[AttemptRecord]) -> Rank
         return None
     of_attempt = directory.attempt(ended.number)
     number = first_to_fail(of_attempt)
-    return next((rank for rank in of_attempt.read_ranks(skip_damaged=True) if rank.rank == number), None)
+    return next((rank for rank in of_attempt.read_ranks() if rank.rank == number), None)
 
 
 def _rank_words(rank: RankRecord) -> str:

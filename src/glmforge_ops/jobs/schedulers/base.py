@@ -139,8 +139,8 @@ def ask(
         raise LaunchError(
             f"{command[0]}: is not on this machine; run this where jobs are submitted, or choose another --launcher"
         ) from None
-    except PermissionError as error:
-        raise LaunchError(f"{command[0]}: cannot be run ({error.strerror}); see who may use it") from None
+    except OSError as error:  # no permission, or no memory for another process
+        raise LaunchError(f"{command[0]}: cannot be run ({error.strerror}); look at this machine") from None
     except subprocess.TimeoutExpired:
         raise NoAnswerError(f"{command[0]}: no answer within {limit_s:g} s") from None
     return Answer(done.returncode, done.stdout, done.stderr)
