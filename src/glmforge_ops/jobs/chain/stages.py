@@ -101,7 +101,7 @@ class _Resolver:
             return None
         place = f"stage {name}"
         source = self._filled(given.config, name, f"{place}: config")
-        overrides = [self._filled(text, name, f"{place}: overrides") for text in _as_overrides(given.overrides, place)]
+        overrides = [self._filled(text, name, f"{place}: overrides") for text in _as_overrides(given.overrides)]
         for run, stand_in in sorted(self._stand_ins.items(), reverse=True):  # of a/b and a/b2, the longer one first
             overrides = [text.replace(run, stand_in) for text in overrides]
         try:
@@ -156,15 +156,10 @@ class _Resolver:
         return [sys.executable, "-m", "glmforge", *words[1:]] if words[:1] == ["glmforge"] else words
 
 
-def _as_overrides(given: Sequence[str] | Mapping[str, Any], place: str) -> list[str]:
+def _as_overrides(given: Sequence[str] | Mapping[str, Any]) -> list[str]:
     if not isinstance(given, Mapping):
         return list(given)
-    return [f"{key}={_flow(value)}" for key, value in given.items()]
-
-
-def _flow(value: Any) -> str:
-    """A value as YAML in one line."""
-    return json.dumps(value, ensure_ascii=False)
+    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
 
 
 def _merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -65,8 +65,6 @@ class Seen:
 class Scheduler(Protocol):
     """Takes jobs and runs them. Every method raises `LaunchError`, one line with the fix."""
 
-    name: str
-
     def check(self, launch: LaunchConfig) -> None:
         """Refuse what it would refuse, or never start: unknown partition, more nodes than there are, no scheduler."""
 

@@ -29,8 +29,6 @@ _NEEDS = {"ssh": "ssh", "mpi": "mpirun"}
 class Here:
     """A `Scheduler`, of the launchers local, ssh and mpi."""
 
-    name = "here"
-
     def check(self, launch: LaunchConfig) -> None:
         """Whether the launcher's program is there, and options mean something. Raises `LaunchError`."""
         for field in ("partition", "qos", "account", "array", "dependency", "constraint", "nodelist", "sbatch_args"):
