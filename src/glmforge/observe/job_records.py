@@ -170,8 +170,6 @@ class Submission(FileRecord):
     id: str
     launcher: str
     time: AwareDatetime
-    again: bool = False
-    """Whether by `glmforge jobs resubmit`."""
 
 
 class JobDirectory:

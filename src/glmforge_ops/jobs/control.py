@@ -79,7 +79,7 @@ def resubmit(job: Job, scheduler_of: SchedulerOf, *, force: bool = False) -> Sub
     with Lease(job.directory.root, "glmforge jobs resubmit"):
         if job.directory.last_submissions()[-1:] != ([] if files.submission is None else [files.submission]):
             raise LaunchError(f"{job.name}: somebody else has just submitted it; see 'glmforge jobs show {job.name}'")
-        return submit(job.directory, scheduler=scheduler_of(launch.launcher), again=True)
+        return submit(job.directory, scheduler=scheduler_of(launch.launcher))
 
 
 def run_all(actions: Iterable[Callable[[], object]]) -> None:

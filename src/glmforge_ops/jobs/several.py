@@ -75,7 +75,7 @@ class Several:
             self.own.event("started", f"{len(needs)} jobs, from here")
             runner = InTurn(
                 look=lambda names: {job.name: (job.state, job.why) for job in self.jobs(names)},
-                start=lambda name: submit(self.directory(name), again=bool(self.directory(name).attempt_numbers())),
+                start=lambda name: submit(self.directory(name)),
                 cancel=lambda name: self._cancel(self.jobs([name])),
                 report=report,
                 is_wanted=lambda: not any(event.get("event") == CANCELLED for event in self.own.read_events()[began:]),

@@ -237,7 +237,7 @@ class Sweep(Several):
         for point in self.record.points:
             job, id_ = self.directory(point.job), id_of_task(number, point.task)
             if point.task in tasks and id_ not in {submission.id for submission in job.read_submissions()}:
-                note_submission(job, id_, self.record.launcher, again=bool(job.attempt_numbers()))
+                note_submission(job, id_, self.record.launcher)
 
     def _note_what_was_not(self) -> None:
         """Of a submission that was interrupted: Slurm may have the array, or the notes may have ended in the middle."""

@@ -124,7 +124,7 @@ def test_a_job_that_has_ended_is_submitted_again(tmp_path: Path, scheduler: Made
     scheduler.know("17", State.CANCELLED)
     assert job.is_cancelled()
     submission = control.resubmit(found(tmp_path, scheduler), scheduler.of)
-    assert (submission.id, submission.again) == ("1001", True)
+    assert submission.id == "1001"
     assert job.read_submissions()[-1] == submission
     assert not job.is_cancelled()
     assert found(tmp_path, scheduler).state == "waiting"
