@@ -53,7 +53,7 @@ def scheduler_logs(job: JobDirectory) -> list[Path]:
     """What the scheduler's shell and the supervisor have printed, the newest file. Raises `LaunchError`."""
     found = [path for path in job.root.glob("scheduler-*.log") if path.is_file()]
     if not found:
-        raise LaunchError(f"{job.name}: its scheduler has printed nothing yet")
+        raise LaunchError(f"{job.name}: nothing is kept yet; what runs in the foreground prints on its terminal alone")
     return [max(found, key=lambda path: path.stat().st_mtime)]
 
 

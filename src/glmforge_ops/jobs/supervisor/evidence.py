@@ -84,7 +84,7 @@ class Evidence:
 
 def gather(job: JobDirectory, description: JobDescription, attempt: AttemptRecord, **known: Any) -> Evidence:
     """What the files tell of `attempt`; `known` is what the supervisor itself has seen."""
-    directory, run = job.attempt(attempt.number), run_directory(description)
+    directory, run = job.attempt(attempt.number), description.run
     evidence = Evidence(
         attempt=attempt,
         ranks=tuple(directory.read_ranks()),
@@ -95,11 +95,6 @@ def gather(job: JobDirectory, description: JobDescription, attempt: AttemptRecor
     if len(evidence.ranks) >= evidence.world_size:
         return evidence
     return replace(evidence, starter=_said_by_starter(directory.root))
-
-
-def run_directory(description: JobDescription) -> Path | None:
-    """Of a training job."""
-    return None if description.run is None else description.directory / description.run
 
 
 def read_run_events(run: Path | None, since: datetime) -> list[RunEvent]:

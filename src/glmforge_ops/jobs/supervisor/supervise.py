@@ -35,7 +35,7 @@ from glmforge.runtime.lease import HeldError, Lease
 from glmforge_ops.jobs.ranks.assignment import Assignment
 from glmforge_ops.jobs.starters.base import Running, Starter
 from glmforge_ops.jobs.supervisor.decide import Decision, Do, Situation, decide
-from glmforge_ops.jobs.supervisor.evidence import Evidence, first_step, gather, run_directory
+from glmforge_ops.jobs.supervisor.evidence import Evidence, first_step, gather
 from glmforge_ops.jobs.supervisor.judge import first_failing, judge
 from glmforge_ops.jobs.supervisor.nodes import Ledger
 from glmforge_ops.jobs.supervisor.places import Allocation, meeting_address
@@ -273,7 +273,7 @@ class Supervisor:
         )
 
     def _watch(self, running: Running, attempt: AttemptRecord) -> Seen:
-        progress = Progress(self.job.attempt(attempt.number), run_directory(self.description), attempt.began)
+        progress = Progress(self.job.attempt(attempt.number), self.description.run, attempt.began)
         is_ours = self.description.kind == "train"
         limits = self.limits or Limits(
             self.config.grace_s,
