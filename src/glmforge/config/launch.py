@@ -206,7 +206,7 @@ class LaunchConfig(Strict):
     def _started_by_the_script(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        starter = values.get("starter") or STARTERS.get(values.get("launcher", ""), ("",))[0]
+        starter = values.get("starter") or ("mpirun" if values.get("launcher") == "mpi" else "")
         return {**values, "supervise": False} if starter in UNSUPERVISED else values
 
     @model_validator(mode="after")

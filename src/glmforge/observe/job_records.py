@@ -19,6 +19,7 @@ checked when it is read, since a node may die while it writes. Fields that anoth
 """
 
 import re
+from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -169,8 +170,6 @@ class Submission(FileRecord):
     id: str
     launcher: str
     time: AwareDatetime
-    again: bool = False
-    """Whether by `glmforge jobs resubmit`."""
 
 
 class JobDirectory:
@@ -288,17 +287,13 @@ class AttemptDirectory:
     def rank(self, rank: int) -> Path:
         return self.root / f"rank-{rank:05d}.json"
 
-    def read_ranks(self, *, skip_damaged: bool = False) -> list[RankRecord]:
-        """Those that were started, by rank. Raises `LaunchError` for a damaged record unless it is skipped."""
+    def read_ranks(self) -> list[RankRecord]:
+        """Those that were started, by rank; one whose record is damaged is left out."""
         found = []
         for path in sorted(self.root.glob("rank-*.json")):
-            try:
+            with suppress(GlmforgeError):
                 record = RankRecord.read(path)
-            except GlmforgeError:
-                if not skip_damaged:
-                    raise
-                continue
-            found += [record] if record is not None else []
+                found += [record] if record is not None else []
         return found
 
 

@@ -8,6 +8,7 @@ from functools import partial
 from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.observe.job_records import CANCELLED, JobDirectory, Submission
 from glmforge.observe.record_files import RunFileError
+from glmforge.runtime.lease import Lease
 from glmforge_ops.jobs.registry import Job, SchedulerOf
 from glmforge_ops.jobs.schedulers.base import Scheduler
 from glmforge_ops.jobs.state import JobState, is_held_by_slurm
@@ -75,7 +76,10 @@ def resubmit(job: Job, scheduler_of: SchedulerOf, *, force: bool = False) -> Sub
     if not job.directory.script.exists():
         raise LaunchError(f"{job.directory.script}: is missing; launch the job under another name")
     scheduler_of(launch.launcher).check(launch)
-    return submit(job.directory, scheduler=scheduler_of(launch.launcher), again=True)
+    with Lease(job.directory.root, "glmforge jobs resubmit"):
+        if job.directory.last_submissions()[-1:] != ([] if files.submission is None else [files.submission]):
+            raise LaunchError(f"{job.name}: somebody else has just submitted it; see 'glmforge jobs show {job.name}'")
+        return submit(job.directory, scheduler=scheduler_of(launch.launcher))
 
 
 def run_all(actions: Iterable[Callable[[], object]]) -> None:

@@ -53,7 +53,7 @@ def scheduler_logs(job: JobDirectory) -> list[Path]:
     """What the scheduler's shell and the supervisor have printed, the newest file. Raises `LaunchError`."""
     found = [path for path in job.root.glob("scheduler-*.log") if path.is_file()]
     if not found:
-        raise LaunchError(f"{job.name}: its scheduler has printed nothing yet")
+        raise LaunchError(f"{job.name}: nothing is kept yet; what runs in the foreground prints on its terminal alone")
     return [max(found, key=lambda path: path.stat().st_mtime)]
 
 
@@ -69,7 +69,7 @@ def first_to_fail(directory: AttemptDirectory) -> int | None:
     verdict = record.verdict if record is not None else None
     if verdict is not None and (verdict.rank is not None or verdict.cause is Cause.FINISHED):
         return verdict.rank
-    failed = [rank for rank in directory.read_ranks(skip_damaged=True) if rank.status not in {None, *_FINE}]
+    failed = [rank for rank in directory.read_ranks() if rank.status not in {None, *_FINE}]
     first = min(failed, key=lambda each: (each.status in _BY_OTHERS, each.ended or each.began, each.rank), default=None)
     return None if first is None else first.rank
 

@@ -99,19 +99,21 @@ def training_job(
 ) -> NewJob:
     """A job that runs `glmforge train`. Raises `GlmforgeError`."""
     config = load_config(source, overrides)
-    check_layout(config, launch)
-    directory = JobDirectory(root / _free_name(root, name, config.name))
-    if launch.array and not re.search(r"%a|SLURM_ARRAY|PBS_ARRAY", str(config.output_dir)):
+    if launch.array:
         raise LaunchError(
             f"array: every task would train the same run, {shown(config.output_dir)}; for runs that differ, use --sweep"
         )
-    return _run_job(directory, config, launch, template)
+    return run_job(JobDirectory(root / _free_name(root, name, config.name)), config, launch, template)
 
 
 def run_job(directory: JobDirectory, config: RunConfig, launch: LaunchConfig, template: Path | None = None) -> NewJob:
     """A job that trains a run whose configuration is known, as a point of a sweep. Raises `ConfigError`."""
-    check_layout(config, launch)
-    return _run_job(directory, config, launch, template)
+    try:  # on fewer nodes, or more, the supervisor asks anew
+        resolve_layout(config, launch.nodes * launch.ranks)
+    except ConfigError as error:
+        raise ConfigError(f"{counted(launch.nodes, 'node')} x {counted(launch.ranks, 'rank')}: {error}") from None
+    command = [_python(launch), "-m", "glmforge", "train", str(directory.run_config)]
+    return _job(directory, "train", command, launch, template, config)
 
 
 def command_job(directory: JobDirectory, command: Sequence[str], launch: LaunchConfig) -> NewJob:
@@ -165,23 +167,6 @@ def task_numbers(array: str) -> list[int]:
             raise LaunchError(f"array: {shown(array)}: has more than {_MAX_TASKS:,} tasks; submit several")
         numbers.update(dict.fromkeys(found))
     return sorted(numbers)
-
-
-def check_layout(config: RunConfig, launch: LaunchConfig) -> None:
-    """Whether the run can be laid out on the job's ranks, of all numbers of nodes that it may have.
-
-    Raises `ConfigError` for the number of nodes that the job starts with. On fewer, or more, the supervisor asks anew.
-    """
-    ranks = launch.nodes * launch.ranks
-    try:
-        resolve_layout(config, ranks)
-    except ConfigError as error:
-        raise ConfigError(f"{counted(launch.nodes, 'node')} x {counted(launch.ranks, 'rank')}: {error}") from None
-
-
-def _run_job(directory: JobDirectory, config: RunConfig, launch: LaunchConfig, template: Path | None) -> NewJob:
-    command = [_python(launch), "-m", "glmforge", "train", str(directory.run_config)]
-    return _job(directory, "train", command, launch, template, config)
 
 
 def _job(

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from glmforge.config.launch import JOB_NAME, Launcher
 from glmforge.config.tree import quick_value
 from glmforge.errors import GlmforgeError, LaunchError
-from glmforge.files import read_end, read_text, shown
+from glmforge.files import read_text, shown
 from glmforge.observe.job_records import (
     JOBS_VARIABLE,
     SUPERVISOR_LEASE,
@@ -27,13 +27,12 @@ from glmforge.observe.record_files import newest_records
 from glmforge.runtime.lease import newest_claim
 from glmforge_ops.jobs.schedulers.base import Scheduler, Seen, State
 from glmforge_ops.jobs.state import JobFiles, JobState, changed_at, state_of
+from glmforge_ops.jobs.supervisor.progress import logged_step
 
 SchedulerOf = Callable[[Launcher], Scheduler]
 """The scheduler that a launcher submits its jobs to."""
 
 _KINDS = {"job": ("job.yaml", "jobs"), "sweep": ("sweep.json", "sweep"), "chain": ("chain.json", "chain")}
-_LINE_BYTES = 1 << 15
-_MAX_DIGITS = 18
 
 
 @dataclass(frozen=True)
@@ -220,7 +219,7 @@ def _steps(
     """Steps that the job has done, as far as anything reports them, and whether its newest attempt has done one."""
     if attempt is None:
         return None, False
-    own = [attempt.last_step, _step_of_log(directory.attempt(attempt.number).log(0))]
+    own = [attempt.last_step, logged_step(directory.attempt(attempt.number))]
     before = [attempt.first_step]
     if description.run is not None:
         metrics = description.run / "metrics.jsonl"
@@ -230,18 +229,6 @@ def _steps(
         (own if is_own else before).append(recorded)
     trains = any(step is not None and step > (attempt.first_step or 0) for step in own)
     return max((step for step in [*own, *before] if step is not None), default=None), trains
-
-
-def _step_of_log(log: Path) -> int | None:
-    """The step in the last line of a rank's log that has one: behind its time and rank."""
-    if not log.exists():
-        return None
-    lines = read_end(log, error=LaunchError, max_bytes=_LINE_BYTES).split(b"\n")
-    for line in reversed(lines[:-1]):
-        words = line.split(b" ", 3)
-        if len(words) > 2 and words[2].isdigit() and len(words[2]) < _MAX_DIGITS:
-            return int(words[2])
-    return None
 
 
 def _num_steps(run_config: Path) -> int | None:

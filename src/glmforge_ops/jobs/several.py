@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from glmforge.config.launch import LaunchConfig
 from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.files import shown
 from glmforge.observe.job_records import CANCELLED, FileRecord, JobDirectory
@@ -74,7 +75,7 @@ class Several:
             self.own.event("started", f"{len(needs)} jobs, from here")
             runner = InTurn(
                 look=lambda names: {job.name: (job.state, job.why) for job in self.jobs(names)},
-                start=lambda name: submit(self.directory(name), again=bool(self.directory(name).attempt_numbers())),
+                start=lambda name: submit(self.directory(name)),
                 cancel=lambda name: self._cancel(self.jobs([name])),
                 report=report,
                 is_wanted=lambda: not any(event.get("event") == CANCELLED for event in self.own.read_events()[began:]),
@@ -85,6 +86,11 @@ class Several:
         for job in jobs:
             if job.files is not None:
                 cancel_all([job], self.scheduler_of(job.files.description.launch.launcher))
+
+
+def is_noted(launch: LaunchConfig) -> bool:
+    """Whether anybody notes how a job of these options ends: its supervisor, or a scheduler."""
+    return launch.supervise or launch.launcher in ("slurm", "pbs")
 
 
 def is_live(job: Job) -> bool:

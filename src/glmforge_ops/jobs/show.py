@@ -21,12 +21,14 @@ _SHOWN_ATTEMPTS = 20
 _SHOWN_WORDS = 15
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines with their columns below each other; the last is as long as it is."""
+def aligned(rows: Sequence[Sequence[str]], num_words: int | None = None) -> Iterator[str]:
+    """Lines with their columns below each other; after `num_words` columns the others are numbers, to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        yield "  ".join([*cells[:-1], row[-1]]).rstrip()
+        if num_words is not None:
+            cells[num_words:] = map(str.rjust, row[num_words:], widths[num_words:])
+        yield "  ".join(cells).rstrip()
 
 
 def job_row(job: Job, now: datetime | None = None) -> list[str]:
@@ -196,7 +198,7 @@ def _culprit(directory: JobDirectory, attempts: Sequence[AttemptRecord]) -> Rank
         return None
     of_attempt = directory.attempt(ended.number)
     number = first_to_fail(of_attempt)
-    return next((rank for rank in of_attempt.read_ranks(skip_damaged=True) if rank.rank == number), None)
+    return next((rank for rank in of_attempt.read_ranks() if rank.rank == number), None)
 
 
 def _rank_words(rank: RankRecord) -> str:

@@ -48,7 +48,6 @@ def submit(
     scheduler: Scheduler | None = None,
     tasks: Sequence[JobDirectory] = (),
     after: Sequence[str] = (),
-    again: bool = False,
 ) -> Submission:
     """Submit the job's script as it stands, and note the number, in the jobs of an array's tasks too.
 
@@ -63,7 +62,7 @@ def submit(
     numbers = {_number_of(task): task for task in tasks}
 
     def note(id_: str) -> Submission:
-        submission = note_submission(job, id_, launch.launcher, again=again)
+        submission = note_submission(job, id_, launch.launcher)
         for number, task in numbers.items():
             note_submission(task, id_of_task(id_, number), launch.launcher)
         return submission
@@ -101,8 +100,8 @@ def submit_noted(
         raise LaunchError(f"{launch.launcher} {id_} was cancelled, since it could not be noted: {why}") from why
 
 
-def note_submission(job: JobDirectory, id_: str, launcher: Launcher, *, again: bool = False) -> Submission:
-    submission = Submission(id=id_, launcher=launcher, time=utc_now(), again=again)
+def note_submission(job: JobDirectory, id_: str, launcher: Launcher) -> Submission:
+    submission = Submission(id=id_, launcher=launcher, time=utc_now())
     job.add_submission(submission)
     job.event("submitted", f"to {launcher} as {id_}", submission=id_)
     return submission

@@ -234,8 +234,7 @@ class Chain(Several):
 
     def _submit(self, stage: StageRecord, needed: Mapping[str, str]) -> str:
         directory = self.directory(stage.job)
-        again, after = bool(directory.attempt_numbers()), list(needed.values())
-        id_ = submit(directory, scheduler=self.scheduler_of(stage.launcher), after=after, again=again).id
+        id_ = submit(directory, scheduler=self.scheduler_of(stage.launcher), after=list(needed.values())).id
         self._note(stage, id_, needed)
         return id_
 

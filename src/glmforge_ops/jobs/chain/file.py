@@ -4,7 +4,7 @@
     launch: {launcher: slurm, partition: train}    # options of every stage
     stages:
       corpus:
-        command: glmforge corpus run corpus.yaml
+        command: glmforge data run corpus.yaml
         outputs: {shards: data/web}
         launch: {nodes: 1}                         # laid over the common ones
       pretrain:
@@ -24,7 +24,6 @@ a stage says it writes. A stage may name itself and what it needs, be it through
 be there when it starts. `$${` is a plain `${`.
 """
 
-import difflib
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +32,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
+from glmforge.config.explain import suggest
 from glmforge.config.launch import JobName
 from glmforge.config.model import Strict, refuse
 from glmforge.config.secrets import HIDDEN, is_secret
@@ -90,7 +90,7 @@ class ChainFile(Strict):
         for name, stage in self.stages.items():
             for need in stage.needs:
                 if need not in self.stages:
-                    refuse(f"stages.{name}.needs", f"there is no stage '{need}'{_near(need, self.stages)}")
+                    refuse(f"stages.{name}.needs", f"there is no stage '{need}'; {suggest(need, self.stages)}")
         try:
             self.in_order()
         except CycleError as error:
@@ -156,7 +156,7 @@ def look_up(
     name, _, what = reference.partition(".")
     written = shown(f"${{{reference}}}")
     if name not in all_stages:
-        raise ConfigError(f"{place}: {written}: there is no stage '{shown(name)}'{_near(name, all_stages)}")
+        raise ConfigError(f"{place}: {written}: there is no stage '{shown(name)}'; {suggest(name, all_stages)}")
     if name not in allowed:
         raise ConfigError(f"{place}: {written}: {stage} does not need {name}; add it to needs, so that it comes first")
     values = allowed[name]
@@ -164,8 +164,3 @@ def look_up(
         known = ", ".join(f"${{{name}.{known}}}" for known in values)
         raise ConfigError(f"{place}: {written}: there is no such thing; there are {known}")
     return values[what]
-
-
-def _near(name: str, names: Sequence[str] | Mapping[str, object]) -> str:
-    near = difflib.get_close_matches(name, list(names), n=1)
-    return f"; did you mean '{near[0]}'?" if near else f"; there are {', '.join(names)}"

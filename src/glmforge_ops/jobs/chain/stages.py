@@ -20,6 +20,7 @@ from glmforge.config.secrets import HIDDEN, take_secrets
 from glmforge.config.tree import from_value
 from glmforge.errors import ConfigError
 from glmforge_ops.jobs.chain.file import ChainFile, StageFile, look_up, substituted
+from glmforge_ops.jobs.several import is_noted
 
 _MAX_NAME = 64
 
@@ -100,7 +101,7 @@ class _Resolver:
             return None
         place = f"stage {name}"
         source = self._filled(given.config, name, f"{place}: config")
-        overrides = [self._filled(text, name, f"{place}: overrides") for text in _as_overrides(given.overrides, place)]
+        overrides = [self._filled(text, name, f"{place}: overrides") for text in _as_overrides(given.overrides)]
         for run, stand_in in sorted(self._stand_ins.items(), reverse=True):  # of a/b and a/b2, the longer one first
             overrides = [text.replace(run, stand_in) for text in overrides]
         try:
@@ -128,7 +129,13 @@ class _Resolver:
                 raise ConfigError(f"{place}.{key}: belongs to the chain; name stages in needs")
         if isinstance(given_env := options.get("env"), dict):
             options["env"] = self._without_secrets(given_env, f"{place}.env")
-        return load_settings(LaunchConfig, from_value(options, place))
+        launch = load_settings(LaunchConfig, from_value(options, place))
+        if not is_noted(launch):
+            raise ConfigError(
+                f"{place}: a stage that runs from here needs the supervisor, which notes how it ends; leave out "
+                "supervise: false, starter: torchrun and launcher: mpi"
+            )
+        return launch
 
     def _without_secrets(self, env: Mapping[str, Any], place: str) -> dict[str, Any]:
         hidden = take_secrets(env)
@@ -149,15 +156,10 @@ class _Resolver:
         return [sys.executable, "-m", "glmforge", *words[1:]] if words[:1] == ["glmforge"] else words
 
 
-def _as_overrides(given: Sequence[str] | Mapping[str, Any], place: str) -> list[str]:
+def _as_overrides(given: Sequence[str] | Mapping[str, Any]) -> list[str]:
     if not isinstance(given, Mapping):
         return list(given)
-    return [f"{key}={_flow(value)}" for key, value in given.items()]
-
-
-def _flow(value: Any) -> str:
-    """A value as YAML in one line."""
-    return json.dumps(value, ensure_ascii=False)
+    return [f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in given.items()]
 
 
 def _merged(common: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from glmforge_ops.jobs.ranks.assignment import Assignment
-from glmforge_ops.jobs.ranks.steps import VARIABLE, StepFile
+
+STEP_VARIABLE = "GLMFORGE_STEP_FILE"
+"""The path of a file of the node into which the program writes the step that it has reached: eight bytes,
+little-endian, at the beginning; a shell's `echo 12 >"$GLMFORGE_STEP_FILE"` is understood as well."""
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 """As shells have it."""
@@ -56,7 +59,7 @@ class Rank:
                 self._ranks.command,
                 bufsize=0,
                 cwd=self._ranks.cwd,
-                env={**environment, VARIABLE: self._steps.path},
+                env={**environment, STEP_VARIABLE: self._steps.path},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -143,6 +146,35 @@ class Rank:
                     os.fsync(file.fileno())
                 new.replace(self._path)
                 return
+
+
+class StepFile:
+    """A new file, in memory where there is /dev/shm. `read` gives the newest step; None before the first."""
+
+    def __init__(self, rank: int) -> None:
+        places = ("/dev/shm", os.environ.get("TMPDIR", "/tmp"))
+        directory = next((place for place in places if os.access(place, os.W_OK)), "/tmp")
+        self.path = str(Path(directory, f"glmforge-step-{os.getpid()}-{rank}-{os.urandom(4).hex()}"))
+        self._last: int | None = None
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def read(self) -> int | None:
+        step = step_of(os.pread(self._file, 32, 0))
+        self._last = self._last if step is None else step
+        return self._last
+
+    def close(self) -> None:
+        os.close(self._file)
+        with suppress(OSError):
+            Path(self.path).unlink()
+
+
+def step_of(content: bytes) -> int | None:
+    """No step has more than seven bytes, and no text has a zero: the eighth byte tells numbers from text."""
+    if len(content) == 8 and content[7] == 0:
+        return int.from_bytes(content, "little")
+    text = content.strip()
+    return int(text) if text.isdigit() and len(text) < 18 else None
 
 
 class _Log:

@@ -65,8 +65,6 @@ class Seen:
 class Scheduler(Protocol):
     """Takes jobs and runs them. Every method raises `LaunchError`, one line with the fix."""
 
-    name: str
-
     def check(self, launch: LaunchConfig) -> None:
         """Refuse what it would refuse, or never start: unknown partition, more nodes than there are, no scheduler."""
 
@@ -139,8 +137,8 @@ def ask(
         raise LaunchError(
             f"{command[0]}: is not on this machine; run this where jobs are submitted, or choose another --launcher"
         ) from None
-    except PermissionError as error:
-        raise LaunchError(f"{command[0]}: cannot be run ({error.strerror}); see who may use it") from None
+    except OSError as error:  # no permission, or no memory for another process
+        raise LaunchError(f"{command[0]}: cannot be run ({error.strerror}); look at this machine") from None
     except subprocess.TimeoutExpired:
         raise NoAnswerError(f"{command[0]}: no answer within {limit_s:g} s") from None
     return Answer(done.returncode, done.stdout, done.stderr)

@@ -29,15 +29,13 @@ _NEEDS = {"ssh": "ssh", "mpi": "mpirun"}
 class Here:
     """A `Scheduler`, of the launchers local, ssh and mpi."""
 
-    name = "here"
-
     def check(self, launch: LaunchConfig) -> None:
         """Whether the launcher's program is there, and options mean something. Raises `LaunchError`."""
         for field in ("partition", "qos", "account", "array", "dependency", "constraint", "nodelist", "sbatch_args"):
             if getattr(launch, field):
                 raise LaunchError(f"{field}: the launcher {launch.launcher} has no scheduler; leave it out")
         program = _NEEDS.get(launch.launcher)
-        if program is not None and launch.starter != "torchrun" and shutil.which(program) is None:
+        if program is not None and shutil.which(program) is None:
             raise LaunchError(f"{program}: is not on this machine; install it, or choose another --launcher")
         # There are others of that name, Slurm's for PBS among them.
         if program == "mpirun" and not re.search("Open MPI|OpenRTE", ask("mpirun", "--version").stdout):

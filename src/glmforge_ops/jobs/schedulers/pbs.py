@@ -43,8 +43,6 @@ _SLURMS_ALONE = ("qos", "constraint", "exclude", "nodelist", "sbatch_args")
 class Pbs:
     """A `Scheduler`."""
 
-    name = "pbs"
-
     def check(self, launch: LaunchConfig) -> None:
         """Raises `LaunchError`: one line, before anything is submitted."""
         for field in _SLURMS_ALONE:

@@ -107,8 +107,6 @@ _ORDER = (
 class Slurm:
     """A `Scheduler`."""
 
-    name = "slurm"
-
     def check(self, launch: LaunchConfig) -> None:
         """Raises `LaunchError`: one line, before anything is submitted."""
         check(launch, environment_of(launch), self.look)

@@ -42,12 +42,19 @@ def hosts_of(launch: LaunchConfig) -> Hosts:
         return NO_HOSTS
     if cluster.nodes is None and cluster.hostfile is None and cluster.slurm is None:
         raise LaunchError(f"hosts: the launcher {launch.launcher} needs them; pass --hosts, --hostfile or --cluster")
-    names = tuple(machine.name for machine in machines_of(cluster) if machine.name not in launch.exclude)
-    wanted = least_nodes(launch)
+    names, wanted = host_names(launch), least_nodes(launch)
     if wanted > len(names):
         spare = f", {launch.supervisor.spare_nodes} of them spare," if launch.supervisor.spare_nodes else ""
         raise LaunchError(f"nodes: {wanted}{spare} is more than there are hosts: {len(names)}")
     return Hosts(names, cluster.master_addr, _ssh(cluster))
+
+
+def host_names(launch: LaunchConfig) -> tuple[str, ...]:
+    """Those that the options name, without the excluded ones. Raises `GlmforgeError`, also if there is none."""
+    names = tuple(machine.name for machine in machines_of(cluster_of(launch)) if machine.name not in launch.exclude)
+    if not names:
+        raise LaunchError("there is no host: give --hosts, --hostfile or --cluster")
+    return names
 
 
 def _ssh(cluster: ClusterConfig) -> tuple[str, ...]:

@@ -98,7 +98,7 @@ def render(script: Script, template: Path | None = None) -> str:
     except jinja2.TemplateSyntaxError as error:
         raise LaunchError(f"{_place(template, error.name)}:{error.lineno}: {shown(error.message)}") from None
     except (jinja2.TemplateError, GlmforgeError, TypeError, ValueError, ArithmeticError, LookupError) as error:
-        # Whatever a template does wrong is a user's to mend, as of a configuration.
+        # Whatever a template does wrong is a user's to fix, as in a configuration.
         raise LaunchError(f"{_line_of(template, error)}: {shown(error)}") from None
 
 

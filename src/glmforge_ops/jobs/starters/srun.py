@@ -22,7 +22,7 @@ import subprocess
 from glmforge.errors import LaunchError
 from glmforge.observe.job_records import AttemptDirectory
 from glmforge_ops.jobs.ranks.assignment import Assignment
-from glmforge_ops.jobs.schedulers.base import asking
+from glmforge_ops.jobs.schedulers.base import ask, asking
 from glmforge_ops.jobs.script.container import by_pyxis, is_apptainers
 from glmforge_ops.jobs.starters.base import (
     STARTER_LOG,
@@ -33,7 +33,6 @@ from glmforge_ops.jobs.starters.base import (
     write_assignment,
 )
 
-_COMMAND_LIMIT_S = 30
 _END_LIMIT_S = 5.0
 """That srun may take to end once Slurm was told to kill the step: it would wait for nodes that do not answer."""
 
@@ -151,17 +150,6 @@ def _has_containers() -> bool:
 def _ask(*command: str) -> str:
     """What it prints; nothing if it fails or hangs: a controller that is down does not end the ranks."""
     try:
-        done = subprocess.run(
-            command,
-            env=asking(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_COMMAND_LIMIT_S,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise LaunchError(f"there is no '{command[0]}' on this machine; choose another --starter") from None
-    except (OSError, subprocess.TimeoutExpired):  # or this machine has no memory for another process now
+        return ask(*command, environment=asking()).stdout
+    except LaunchError:
         return ""
-    return done.stdout

@@ -13,13 +13,14 @@ from glmforge.config.load import load_config
 from glmforge.errors import ConfigError, LaunchError
 from glmforge.files import read_text
 from glmforge.observe.job_records import JobDescription, JobDirectory
-from glmforge.runtime.hostfile import HostLine, expand_hosts, read_host_lines
+from glmforge.runtime.hostfile import HostLine, expand_hosts
 from glmforge_ops.health.checks.check import Context, Level, Status
 from glmforge_ops.health.checks.examine import REACH, choose_checks, examine
 from glmforge_ops.health.checks.thresholds import Thresholds
 from glmforge_ops.hosts.fanout import Fanout
-from glmforge_ops.hosts.machines import fanout_of, load_cluster, machines_of, ssh_of
+from glmforge_ops.hosts.machines import fanout_of, load_cluster, ssh_of
 from glmforge_ops.jobs.schedulers.here import id_of_this_process
+from glmforge_ops.jobs.script.hosts import host_names
 from glmforge_ops.jobs.starters.base import Starter
 from glmforge_ops.jobs.starters.local import LocalStarter
 from glmforge_ops.jobs.starters.srun import SrunStarter
@@ -45,13 +46,13 @@ def supervisor_of(job: JobDirectory) -> Supervisor:
     return Supervisor(
         job,
         starter_of(launch),
-        allocation_of(launch, cluster, fanout),
+        allocation_of(launch, fanout),
         bearable(job, description),
         checker if launch.gpus_per_node else None,
     )
 
 
-def allocation_of(launch: LaunchConfig, cluster: ClusterConfig, fanout: Fanout) -> Allocation:
+def allocation_of(launch: LaunchConfig, fanout: Fanout) -> Allocation:
     """The nodes of a job of this launcher."""
     if launch.launcher == "slurm" or (launch.launcher == "pbs" and "SLURM_JOB_ID" in os.environ):
         return SlurmAllocation.here()  # slurm-wlm-torque: PBS's commands in front of Slurm
@@ -59,7 +60,7 @@ def allocation_of(launch: LaunchConfig, cluster: ClusterConfig, fanout: Fanout) 
         return pbs_job(fanout)
     if launch.launcher == "local":
         return Here(id_of_this_process())
-    return Here(id_of_this_process(), hosts_of(launch, cluster), fanout)
+    return Here(id_of_this_process(), host_names(launch), fanout)
 
 
 def pbs_job(fanout: Fanout) -> Here:
@@ -73,20 +74,6 @@ def pbs_job(fanout: Fanout) -> Here:
     lines = read_text(Path(file), error=LaunchError).split()  # a node stands there once for each of its slots
     hosts = tuple(expand_hosts(dict.fromkeys(lines), "PBS_NODEFILE"))
     return Here(number, hosts, fanout, is_given=True)
-
-
-def hosts_of(launch: LaunchConfig, cluster: ClusterConfig) -> tuple[str, ...]:
-    """Those that the options name, without the excluded ones. Raises `LaunchError` for none."""
-    if launch.hosts:
-        names = expand_hosts(launch.hosts, "--hosts")
-    elif launch.hostfile is not None:
-        names = [line.name for line in read_host_lines(launch.hostfile)]
-    else:
-        names = [line.name for line in machines_of(cluster)]
-    hosts = tuple(name for name in names if name not in launch.exclude)
-    if not hosts:
-        raise LaunchError("there is no host: give --hosts, --hostfile or --cluster")
-    return hosts
 
 
 def starter_of(launch: LaunchConfig) -> Starter:

@@ -84,32 +84,17 @@ class Evidence:
 
 def gather(job: JobDirectory, description: JobDescription, attempt: AttemptRecord, **known: Any) -> Evidence:
     """What the files tell of `attempt`; `known` is what the supervisor itself has seen."""
-    root, run = job.attempt(attempt.number).root, run_directory(description)
+    directory, run = job.attempt(attempt.number), description.run
     evidence = Evidence(
         attempt=attempt,
-        ranks=tuple(read_ranks(root)),
+        ranks=tuple(directory.read_ranks()),
         events=tuple(read_run_events(run, attempt.began)),
         hangs=tuple(read_dumps(RunDirectory(run).hangs, attempt.began)) if run is not None else (),
         **known,
     )
-    return replace(evidence, starter=_said_by_starter(root)) if len(evidence.ranks) < evidence.world_size else evidence
-
-
-def run_directory(description: JobDescription) -> Path | None:
-    """Of a training job."""
-    return None if description.run is None else description.directory / description.run
-
-
-def read_ranks(root: Path) -> list[RankRecord]:
-    """The records of an attempt's ranks."""
-    ranks = []
-    for path in sorted(root.glob("rank-*.json")):
-        try:
-            record = RankRecord.read(path)
-        except GlmforgeError:
-            continue
-        ranks += [] if record is None else [record]
-    return ranks
+    if len(evidence.ranks) >= evidence.world_size:
+        return evidence
+    return replace(evidence, starter=_said_by_starter(directory.root))
 
 
 def read_run_events(run: Path | None, since: datetime) -> list[RunEvent]:

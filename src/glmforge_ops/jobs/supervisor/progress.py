@@ -6,16 +6,19 @@ its training needs. `Progress.last_sign` is the one place that says what counts 
 
 import json
 import os
+import re
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from glmforge.files import open_regular
+from glmforge.errors import LaunchError
+from glmforge.files import read_end
 from glmforge.observe.job_records import AttemptDirectory, RankRecord
 from glmforge.observe.run import RunDirectory
-from glmforge_ops.jobs.supervisor.evidence import RunEvent, first_step, read_ranks, read_run_events
+from glmforge_ops.jobs.supervisor.evidence import RunEvent, first_step, read_run_events
 
 _TAIL = 1 << 16
+_LOGGED = re.compile(rb"[^ ]* [^ ]* (\d{1,17})( |$)")
 Mark = tuple[int, int]
 
 
@@ -34,7 +37,7 @@ class Progress:
         """As they were when a record was last written, which the time of their directory tells."""
         mark = _mark(self.directory.root)
         if mark != self._ranks_mark:
-            self._ranks, self._ranks_mark = read_ranks(self.directory.root), mark
+            self._ranks, self._ranks_mark = self.directory.read_ranks(), mark
         return self._ranks
 
     def events(self) -> list[RunEvent]:
@@ -68,7 +71,7 @@ class Progress:
         first = self.first_step()
         if self.run is None or first is None or _mark(self.run.metrics) == self._metrics_before:
             return None
-        with suppress(OSError, ValueError, IndexError):
+        with suppress(LaunchError, ValueError, IndexError):
             step = json.loads(_last_lines(self.run.metrics)[-1]).get("step")
             return step if isinstance(step, int) and step > first else None
         return None
@@ -76,18 +79,16 @@ class Progress:
 
 def logged_step(directory: AttemptDirectory) -> int | None:
     """That stands in the last lines of the first rank's log. Each has time, rank and step, `-` before the first."""
-    with suppress(OSError):
-        fields = [line.split(b" ", 3) for line in _last_lines(directory.log(0))]
-        return max((int(each[2]) for each in fields if len(each) > 2 and each[2].isdigit()), default=None)
+    with suppress(LaunchError):
+        steps = (_LOGGED.match(line) for line in _last_lines(directory.log(0)))
+        return max((int(step[1]) for step in steps if step is not None), default=None)
     return None
 
 
 def _last_lines(path: Path) -> list[bytes]:
-    """Whole ones among the last of a file."""
-    with open_regular(path) as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL))
-        lines = file.read(2 * _TAIL).splitlines(keepends=True)
-    return [line for line in lines if line.endswith(b"\n")]
+    """Whole ones among the last of a file. Raises `LaunchError`."""
+    end = read_end(path, error=LaunchError, max_bytes=_TAIL)
+    return end.split(b"\n")[1 if len(end) == _TAIL else 0 : -1]
 
 
 def _mark(path: Path | None) -> Mark | None:

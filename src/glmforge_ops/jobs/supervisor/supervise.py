@@ -35,7 +35,7 @@ from glmforge.runtime.lease import HeldError, Lease
 from glmforge_ops.jobs.ranks.assignment import Assignment
 from glmforge_ops.jobs.starters.base import Running, Starter
 from glmforge_ops.jobs.supervisor.decide import Decision, Do, Situation, decide
-from glmforge_ops.jobs.supervisor.evidence import Evidence, first_step, gather, read_ranks, run_directory
+from glmforge_ops.jobs.supervisor.evidence import Evidence, first_step, gather
 from glmforge_ops.jobs.supervisor.judge import first_failing, judge
 from glmforge_ops.jobs.supervisor.nodes import Ledger
 from glmforge_ops.jobs.supervisor.places import Allocation, meeting_address
@@ -145,7 +145,7 @@ class Supervisor:
         """Ranks that outlive their supervisor end by themselves. Those of lost nodes tell nobody when they have."""
         deadline = time.monotonic() + self.config.grace_s + _LEFT_OVER_S
         while time.monotonic() < deadline:
-            left = [rank for rank in read_ranks(directory.root) if rank.ended is None and rank.node not in lost]
+            left = [rank for rank in directory.read_ranks() if rank.ended is None and rank.node not in lost]
             if not any(rank.host != socket.gethostname() or Path(f"/proc/{rank.pid}").exists() for rank in left):
                 return
             self.signals.wait(0.2)
@@ -273,7 +273,7 @@ class Supervisor:
         )
 
     def _watch(self, running: Running, attempt: AttemptRecord) -> Seen:
-        progress = Progress(self.job.attempt(attempt.number), run_directory(self.description), attempt.began)
+        progress = Progress(self.job.attempt(attempt.number), self.description.run, attempt.began)
         is_ours = self.description.kind == "train"
         limits = self.limits or Limits(
             self.config.grace_s,

@@ -207,7 +207,7 @@ def _range(found: re.Match[str], num_arguments: int, place: str) -> tuple[Range,
     kind, written = found.groups()
     numbers = _items(written, place) if written.strip() else []
     form = f"{kind}(low, high{', count' if num_arguments == 3 else ''})"
-    if len(numbers) != num_arguments or not all(_is_number(number) for number in numbers):
+    if len(numbers) != num_arguments or not all(is_number(number) for number in numbers):
         raise ConfigError(f"{place}: a range has the form {form}, all numbers")
     low, high, *rest = numbers
     if not low < high or (kind == "log" and low <= 0):
@@ -260,7 +260,7 @@ def _check_key(key: str, place: str) -> None:
         raise ConfigError(f"{place}: '{shown(key)}' expected a dotted key such as optim.lr")
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -21,7 +21,8 @@ from glmforge.observe.run import RunDirectory
 from glmforge.observe.units import counted, format_count, format_duration
 from glmforge.report.page import Tile
 from glmforge.report.sweep_view import SweepRun, SweepView
-from glmforge_ops.jobs.sweep.points import value_words
+from glmforge_ops.jobs.show import aligned
+from glmforge_ops.jobs.sweep.points import is_number, value_words
 
 MEASURES = {
     "loss": "last loss, nats/token",
@@ -74,10 +75,10 @@ def read_results(run: Path | None) -> dict[str, Any]:
         return {"why": str(error)}
     if not metrics:
         return {}
-    losses = [(record["tokens"], record["loss"]) for record in metrics if _is_number(record.get("loss"))]
-    speeds = [record["tokens_per_second"] for record in metrics if _is_number(record.get("tokens_per_second"))]
+    losses = [(record["tokens"], record["loss"]) for record in metrics if is_number(record.get("loss"))]
+    speeds = [record["tokens_per_second"] for record in metrics if is_number(record.get("tokens_per_second"))]
     newest = {
-        str(row.get("source")): row["bits_per_byte"] for row in evaluations if _is_number(row.get("bits_per_byte"))
+        str(row.get("source")): row["bits_per_byte"] for row in evaluations if is_number(row.get("bits_per_byte"))
     }
     return {
         "step": metrics[-1].get("step"),
@@ -104,7 +105,7 @@ def ranked(results: Sequence[Result], key: str | None, settings: Sequence[str]) 
         value = result.value(key)
         if value is None or (isinstance(value, float) and math.isnan(value)):
             return 2, 0, result.task
-        if _is_number(value):
+        if is_number(value):
             return 0, -value if key in _LARGER_IS_BETTER else value, result.task
         return 1, value_words(value), result.task
 
@@ -119,16 +120,7 @@ def default_measure(results: Iterable[Result]) -> str:
 def lines_of(results: Sequence[Result], settings: Sequence[str]) -> list[str]:
     """A table, then a line for each point that has something to say."""
     rows = [["job", *settings, *_COLUMNS], *([result.job, *_cells(result, settings)] for result in results)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    first_number = len(settings) + 2
-    lines = [
-        "  ".join(
-            cell.rjust(width) if place >= first_number else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
-    return [*lines, *(f"{result.job}: {result.why}" for result in results if result.why)]
+    return [*aligned(rows, len(settings) + 2), *(f"{result.job}: {result.why}" for result in results if result.why)]
 
 
 def as_row(result: Result) -> dict[str, Any]:
@@ -207,15 +199,11 @@ def _seconds(metrics: Iterable[dict[str, Any]]) -> float:
     """A record speaks for the steps since the one before it."""
     seconds, previous = 0.0, 0
     for record in metrics:
-        if _is_number(record.get("step_seconds")):
+        if is_number(record.get("step_seconds")):
             seconds += record["step_seconds"] * (record["step"] - previous)
         previous = record["step"]
     return seconds
 
 
 def _plain(value: Any) -> float | str:
-    return value if _is_number(value) else value_words(value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number(value) else value_words(value)

@@ -37,7 +37,7 @@ from glmforge_ops.jobs.preflight import check_fit
 from glmforge_ops.jobs.registry import Job, SchedulerOf
 from glmforge_ops.jobs.schedulers.base import State
 from glmforge_ops.jobs.script.render import Script, render
-from glmforge_ops.jobs.several import Report, Several, is_live, read_record
+from glmforge_ops.jobs.several import Report, Several, is_live, is_noted, read_record
 from glmforge_ops.jobs.state import JobState
 from glmforge_ops.jobs.submit import adopted, id_of_task, note_submission, submit_noted
 from glmforge_ops.jobs.sweep.points import Point, value_words
@@ -237,7 +237,7 @@ class Sweep(Several):
         for point in self.record.points:
             job, id_ = self.directory(point.job), id_of_task(number, point.task)
             if point.task in tasks and id_ not in {submission.id for submission in job.read_submissions()}:
-                note_submission(job, id_, self.record.launcher, again=bool(job.attempt_numbers()))
+                note_submission(job, id_, self.record.launcher)
 
     def _note_what_was_not(self) -> None:
         """Of a submission that was interrupted: Slurm may have the array, or the notes may have ended in the middle."""
@@ -283,6 +283,11 @@ def _check_options(name: str, launch: LaunchConfig, at_once: int | None) -> None
         raise ConfigError("--array: a sweep is an array of its own; leave it out, and throttle it with --at-once")
     if not launch.supervise and launch.launcher in ARRAYS:
         raise ConfigError("--no-supervise: the tasks of a sweep's array are supervised; leave it out")
+    if not is_noted(launch):
+        raise ConfigError(
+            "a sweep that runs from here needs the supervisor, which notes how each point ends; leave out "
+            "--no-supervise, --starter torchrun and --launcher mpi"
+        )
 
 
 def _config(name: str, source: str, overrides: Sequence[str], point: Point, base: RunConfig) -> RunConfig:

@@ -124,10 +124,20 @@ def test_a_job_that_has_ended_is_submitted_again(tmp_path: Path, scheduler: Made
     scheduler.know("17", State.CANCELLED)
     assert job.is_cancelled()
     submission = control.resubmit(found(tmp_path, scheduler), scheduler.of)
-    assert (submission.id, submission.again) == ("1001", True)
+    assert submission.id == "1001"
     assert job.read_submissions()[-1] == submission
     assert not job.is_cancelled()
     assert found(tmp_path, scheduler).state == "waiting"
+
+
+def test_of_two_who_submit_it_again_at_once_one_is_refused(tmp_path: Path, scheduler: MadeScheduler) -> None:
+    made_job(tmp_path).script.write_text("exit\n")
+    scheduler.know("17", State.CANCELLED)
+    first, second = found(tmp_path, scheduler), found(tmp_path, scheduler)
+    control.resubmit(first, scheduler.of)
+    with pytest.raises(LaunchError, match="air: somebody else has just submitted it"):
+        control.resubmit(second, scheduler.of)
+    assert scheduler.submitted == ["air"]
 
 
 def test_a_start_that_slurm_refused_is_named_and_submitted_again(tmp_path: Path, scheduler: MadeScheduler) -> None:

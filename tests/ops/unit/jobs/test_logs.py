@@ -91,7 +91,7 @@ def test_no_attempt_yet(tmp_path: Path) -> None:
     job = made_job(tmp_path)
     with pytest.raises(LaunchError, match="no attempt has begun"):
         texts(job)
-    with pytest.raises(LaunchError, match="printed nothing"):
+    with pytest.raises(LaunchError, match="nothing is kept yet"):
         scheduler_logs(job)
     (job.root / "scheduler-17.log").write_text("prolog failed\n")
     assert list(lines_of(scheduler_logs(job))) == ["prolog failed"]

@@ -68,7 +68,7 @@ def test_a_job_that_was_never_handed_over(tmp_path: Path) -> None:
 def test_the_verdict_of_an_earlier_submission_does_not_count(tmp_path: Path) -> None:
     job, scheduler = made_job(tmp_path), MadeScheduler()
     made_attempt(job, cause=Cause.FINISHED)
-    job.add_submission(Submission(id="18", launcher="slurm", time=at(1000), again=True))
+    job.add_submission(Submission(id="18", launcher="slurm", time=at(1000)))
     scheduler.know("18", State.FAILED, reason="NonZeroExitCode")
     found, why = state(tmp_path, scheduler)
     assert found is JobState.FAILED
@@ -83,7 +83,7 @@ def test_cancelled_until_it_is_submitted_again(tmp_path: Path) -> None:
     assert state(tmp_path, scheduler)[0] is JobState.ENDING
     scheduler.know("17", State.COMPLETED)
     assert state(tmp_path, scheduler)[0] is JobState.CANCELLED
-    job.add_submission(Submission(id="18", launcher="slurm", time=at(1000), again=True))
+    job.add_submission(Submission(id="18", launcher="slurm", time=at(1000)))
     scheduler.know("18", State.WAITING)
     assert state(tmp_path, scheduler)[0] is JobState.WAITING
 

@@ -36,8 +36,8 @@ def noted(job: JobDirectory, scheduler: FakeScheduler, why: BaseException) -> No
 
 def test_it_is_noted_in_the_jobs_of_tasks_too(tmp_path: Path, job: JobDirectory, scheduler: FakeScheduler) -> None:
     task = made_job(tmp_path, "air-3", submission=None, task=3)
-    submission = submit(job, scheduler=scheduler, tasks=[task], after=["7"], again=True)
-    assert (submission.id, submission.launcher, submission.again) == ("1", "slurm", True)
+    submission = submit(job, scheduler=scheduler, tasks=[task], after=["7"])
+    assert (submission.id, submission.launcher) == ("1", "slurm")
     assert job.read_submissions() == [submission]
     assert [each.id for each in task.read_submissions()] == ["1_3"]
     assert job.read_events()[-1]["submission"] == "1"

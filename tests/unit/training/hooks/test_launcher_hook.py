@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from glmforge.training.hooks.launcher import STEP_FILE_VARIABLE, LauncherHook
-from glmforge_ops.jobs.ranks.steps import VARIABLE, StepFile
+from glmforge_ops.jobs.ranks.rank import STEP_VARIABLE, StepFile
 from helpers.hooks import FakeTrainer
 
 
 def test_the_launcher_reads_what_the_hook_writes() -> None:
-    assert STEP_FILE_VARIABLE == VARIABLE
+    assert STEP_FILE_VARIABLE == STEP_VARIABLE
     file = StepFile(rank=0)
-    hook = LauncherHook({VARIABLE: file.path})
+    hook = LauncherHook({STEP_VARIABLE: file.path})
     trainer = FakeTrainer(hook)
     assert file.read() is None
     trainer.state.step = 255
@@ -35,7 +35,7 @@ def test_without_a_launcher_nothing_is_written(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_gone_is_said_and_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    trainer = FakeTrainer(LauncherHook({VARIABLE: str(tmp_path / "gone")}))
+    trainer = FakeTrainer(LauncherHook({STEP_VARIABLE: str(tmp_path / "gone")}))
     trainer.start()
     trainer.step()
     assert "cannot be opened" in caplog.text
@@ -47,7 +47,7 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("text")
     (tmp_path / "link").symlink_to(precious)
-    trainer = FakeTrainer(LauncherHook({VARIABLE: str(tmp_path / "link")}))
+    trainer = FakeTrainer(LauncherHook({STEP_VARIABLE: str(tmp_path / "link")}))
     trainer.start()
     trainer.step()
     assert precious.read_text() == "text"

@@ -295,7 +295,8 @@ def test_an_array_whose_task_has_no_room_leaves_what_was_there(here: Path) -> No
         (("--script", "plain"), "plain: is neither a Python program (.py) nor executable"),
         (("--script", "go.py", "--", "a\nb"), r"'a\nb': a word of the command has a line break"),
         (("demo", "--launcher", "slurm"), "sinfo: is not on this machine"),
-        (("demo", "--array", "0-3"), "array: every task would train the same run, runs/demo"),
+        (("demo", "--array", "0-3", "output_dir=runs/%a"), "array: every task would train the same run, runs/%a"),
+        (("demo", "--options", "list.yaml"), "list.yaml:1: launcher: should be 'local', "),
         (("demo", "--partition", "gpu"), "partition: the launcher local has no scheduler"),
         (("demo", "--starter", "srun"), "options: starter: the launcher local has no starter 'srun'"),
     ],
@@ -303,6 +304,7 @@ def test_an_array_whose_task_has_no_room_leaves_what_was_there(here: Path) -> No
 def test_what_cannot_be_is_one_line_and_leaves_nothing(here: Path, arguments: tuple[str, ...], told: str) -> None:
     (here / "go.py").touch()
     (here / "plain").touch()
+    (here / "list.yaml").write_text("launcher: [slurm]\n")
     with pytest.raises(GlmforgeError) as error:
         launch(*arguments)
     assert str(error.value).startswith(told.format(here=here))

@@ -140,7 +140,7 @@ def test_a_stage_that_was_submitted_again_by_hand_is_followed(chain, scheduler):
     submit(chain)
     fail(chain, scheduler, "a")
     job = job_of(chain, "a")
-    note_submission(job, scheduler.submit(job, job.read().launch), "slurm", again=True)
+    note_submission(job, scheduler.submit(job, job.read().launch), "slurm")
     told = submit(chain)
     assert told["a"] == "is starting as 5"
     assert told["b"] == "submitted as 6, after a"
@@ -265,7 +265,7 @@ def test_a_scheduler_that_refuses_a_stage(tmp_path, monkeypatch, scheduler):
 def test_with_other_launchers_stages_run_one_after_the_other(made, monkeypatch):
     chain = Chain(made("local"), lambda launcher: scheduler)
     scheduler, order = EndsAtOnce(), []
-    monkeypatch.setattr(several, "submit", lambda job, again: scheduler.take(job, order))
+    monkeypatch.setattr(several, "submit", lambda job: scheduler.take(job, order))
     assert not chain.is_submitted_at_once
     states = chain.run_stages(lambda stage, words: None)
     assert order == ["life-a", "life-b", "life-c", "life-d"]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from glmforge_ops.jobs.ranks.steps import StepFile, step_of
+from glmforge_ops.jobs.ranks.rank import StepFile, step_of
 
 
 @pytest.mark.parametrize(

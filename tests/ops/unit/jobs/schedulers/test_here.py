@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,7 +82,10 @@ def test_what_needs_a_scheduler_is_refused(changes: dict[str, object]) -> None:
         Here().check(LaunchConfig(launcher="local", **changes))  # type: ignore[arg-type]
 
 
-def test_a_missing_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("program", "options"), [("mpirun", {"launcher": "mpi"}), ("ssh", {"launcher": "ssh", "starter": "torchrun"})]
+)
+def test_a_missing_program_is_named(monkeypatch: pytest.MonkeyPatch, program: str, options: dict[str, Any]) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(LaunchError, match="mpirun: is not on this machine"):
-        Here().check(LaunchConfig(launcher="mpi", nodes=2, hosts=["a", "b"]))
+    with pytest.raises(LaunchError, match=f"{program}: is not on this machine"):
+        Here().check(LaunchConfig(nodes=2, hosts=["a", "b"], **options))

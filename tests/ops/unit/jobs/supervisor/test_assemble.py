@@ -42,7 +42,7 @@ def test_settings_that_were_given_up_are_read_and_forgotten() -> None:
 
 
 def nodes(**options: object) -> tuple[str, ...]:
-    return allocation_of(LaunchConfig(**options), ClusterConfig(), Fanout()).nodes()  # type: ignore[arg-type]
+    return allocation_of(LaunchConfig(**options), Fanout()).nodes()  # type: ignore[arg-type]
 
 
 def test_hosts_in_their_order_without_excluded_ones() -> None:
@@ -73,7 +73,7 @@ def test_the_nodes_of_a_pbs_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     monkeypatch.setenv("PBS_JOBID", "12.server")
     monkeypatch.setenv("PBS_NODEFILE", str(tmp_path / "nodes"))
-    allocation = allocation_of(LaunchConfig(launcher="pbs"), ClusterConfig(), Fanout())
+    allocation = allocation_of(LaunchConfig(launcher="pbs"), Fanout())
     assert allocation.nodes() == ("n1", "n2")
     assert allocation.submission == "12.server"
     assert allocation.is_given, "who gives way is not started again here"
@@ -82,7 +82,7 @@ def test_the_nodes_of_a_pbs_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_pbs_in_front_of_slurm_is_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setattr(SlurmAllocation, "here", lambda: "of Slurm")
-    assert allocation_of(LaunchConfig(launcher="pbs"), ClusterConfig(), Fanout()) == "of Slurm"  # type: ignore[comparison-overlap]
+    assert allocation_of(LaunchConfig(launcher="pbs"), Fanout()) == "of Slurm"  # type: ignore[comparison-overlap]
 
 
 def test_nodes_are_checked_where_they_have_devices(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from glmforge.observe.alive import Mark, write_mark
 from glmforge.observe.job_records import AttemptDirectory
 from glmforge.observe.record_files import JsonlFile
 from glmforge.observe.run import RunDirectory
-from glmforge_ops.jobs.supervisor.progress import Progress
+from glmforge_ops.jobs.supervisor.progress import Progress, logged_step
 from helpers.made_jobs import at
 
 
@@ -48,3 +48,10 @@ def test_a_step_is_of_this_attempt(tmp_path: Path) -> None:
     assert progress.step() == 41
     attempt.log(0).write_text("2026-01-01T00:00:00Z 0 - begins\n2026-01-01T00:00:01Z 0 42 loss\n2026-01-01T0")
     assert progress.step() == 42
+
+
+def test_no_step_stands_in_a_line_whose_beginning_is_not_read(tmp_path: Path) -> None:
+    attempt = AttemptDirectory(tmp_path)
+    cut, last = "shards 7 999999 are read\n", "2026-01-01T00:00:01Z 0 43 "
+    attempt.log(0).write_text(f"2026-01-01T00:00:00Z 0 42 {cut}{last.ljust((1 << 16) - len(cut) - 1, 'x')}\n")
+    assert logged_step(attempt) == 43
