@@ -14,13 +14,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from glmforge.errors import HostError
 from glmforge.runtime.hostfile import LOCAL
 from glmforge.runtime.ssh import UNREACHABLE, Ssh, explain_unreachable, last_line
+from glmforge.runtime.threads import map_in_threads
 from glmforge_ops.hosts.fanout import Answer, Fanout, Outcome
 from glmforge_ops.storage.sources import SourceFile
 
@@ -29,7 +30,7 @@ _SHORT_S = 60.0
 _NUM_THREADS = 4
 _CHUNK = 4 << 20
 _RSYNC = ("rsync", "--times", "--copy-links", "--from0", "--files-from=-", "--partial-dir=.partial", "--timeout=300")
-_VERIFY = "sha256sum --check --quiet --strict - >&2"
+VERIFY = "LC_ALL=C sha256sum --check --quiet --strict - >&2"
 
 
 @dataclass
@@ -75,9 +76,9 @@ def stage(
         staged.problems |= {each.host: _problem(each) for each in answers.values() if not each.is_done}
         return {host: answer for host, answer in answers.items() if answer.is_done}
 
-    make = shlex.join(["mkdir", "-p", "--", *sorted({there for _, there in places})])
+    directories = "\0".join(sorted({there for _, there in places})).encode()  # too many for a command line
     see = f"test -r {shlex.quote(str(files[0].original))} && command -v rsync >/dev/null && echo yes || echo no"
-    reached = run(hosts, f"{make} && {{ {see}; }}", limit_s=_SHORT_S)
+    reached = run(hosts, f"xargs -0 mkdir -p -- && {{ {see}; }}", directories, _SHORT_S)
     sees = {host: host in LOCAL or answer.stdout.split()[-1:] == [b"yes"] for host, answer in reached.items()}
     report(1, num_steps)
     todo = list(reached)
@@ -88,22 +89,20 @@ def stage(
             command = shlex.join([*_RSYNC, *options, "--", f"{source}/", there])
             run([host for host in todo if sees[host]], command, listed)
             others = [host for host in todo if not sees[host]]
-            with ThreadPoolExecutor(max(1, min(fanout.at_once, len(others)))) as pool:
-                sent = pool.map(lambda host: _send(host, options, source, there, listed, fanout.ssh), others)  # noqa: B023
-                staged.problems |= {host: problem for host, problem in zip(others, sent, strict=True) if problem}
+            send = partial(_send, options=options, source=source, there=there, listed=listed, ssh=fanout.ssh)
+            sent = map_in_threads(send, others, fanout.at_once)
+            staged.problems |= {host: problem for host, problem in zip(others, sent, strict=True) if problem}
             report(number, num_steps)
         todo = [host for host in todo if host not in staged.problems]
         if not verify:
             break
-        right = run(todo, _VERIFY, checksums)
+        right = run(todo, VERIFY, checksums)
         todo = [host for host in todo if host not in right]
         report(num_steps, num_steps)
         if not todo or options:
             break
         for host in todo:
             del staged.problems[host]
-    for host in todo if verify else ():
-        staged.problems[host] = f"a copy differs from its source ({staged.problems[host]}); check the disk there"
     staged.seconds = time.monotonic() - began
     return staged
 
@@ -118,19 +117,22 @@ def stage_in_allocation(files: Sequence[SourceFile], target: Path, *, verify: bo
     for file in files:
         _run_here(["sbcast", "--force", "--preserve", str(file.original), str(target / file.directory / file.name)])
     if verify:  # srun gives its standard input to every task
-        _run_here([*on_each, "sh", "-c", _VERIFY], _checksums(files, target))
+        _run_here([*on_each, "sh", "-c", VERIFY], _checksums(files, target))
     staged.seconds = time.monotonic() - began
     return staged
 
 
 def _problem(answer: Answer) -> str:
-    reason = _first_of_rsync(answer.stderr) if answer.outcome is Outcome.FAILED else ""
-    return f"{reason or answer.reason}; {answer.mend}".rstrip("; ")
+    said = first_complaint(answer.stderr) if answer.outcome is Outcome.FAILED else answer.reason
+    if said.endswith(": FAILED"):
+        return f"a copy differs from its source ({said}); check the disk there"
+    return f"{said or answer.reason}; {answer.mend}".rstrip("; ")
 
 
-def _first_of_rsync(stderr: str) -> str:
-    """The first complaint of rsync, which names the file; the others follow from it."""
-    return next((last_line(line) for line in stderr.splitlines() if line.startswith("rsync: ")), "")
+def first_complaint(said: str) -> str:
+    """The first one of rsync or sha256sum, which names the file; what follows counts them. Otherwise the last line."""
+    lines = (line for line in said.splitlines() if line.startswith("rsync: ") or ": FAILED" in line)
+    return last_line(next(lines, said))
 
 
 def _send(host: str, options: Sequence[str], source: str, there: str, listed: bytes, ssh: Ssh) -> str:
@@ -149,7 +151,7 @@ def _send(host: str, options: Sequence[str], source: str, there: str, listed: by
     if done.returncode == 0:
         return ""
     # A receiver that ends early may not get its message through.
-    return _first_of_rsync(said) or last_line(said) or f"rsync ended with {done.returncode}; check the free space there"
+    return first_complaint(said) or f"rsync ended with {done.returncode}; check the free space there"
 
 
 def _checksums(files: Sequence[SourceFile], target: Path) -> str:
@@ -165,8 +167,7 @@ def _checksums(files: Sequence[SourceFile], target: Path) -> str:
             raise HostError(f"{file.original}: cannot be read ({error.strerror}); make it readable") from None
         return f"{digest.hexdigest()}  {target / file.directory / file.name}\n"
 
-    with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        return "".join(pool.map(line, files))
+    return "".join(map_in_threads(line, files, _NUM_THREADS))
 
 
 def _run_here(command: Sequence[str], stdin: str = "") -> None:
@@ -177,5 +178,5 @@ def _run_here(command: Sequence[str], stdin: str = "") -> None:
             raise HostError(f"'{command[0]}' cannot be started: {error.strerror}") from None
         errors.seek(0)
         if done.returncode:
-            said = last_line(errors.read().decode(errors="replace"))
+            said = first_complaint(errors.read().decode(errors="replace"))
             raise HostError(f"'{command[0]}' failed: {said or f'status {done.returncode}'}")
