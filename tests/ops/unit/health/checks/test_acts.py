@@ -93,7 +93,12 @@ def test_keys_that_others_can_read_are_told(tmp_path: Path, monkeypatch: pytest.
     ],
 )
 def test_why_a_node_is_not_reached_by_another(status: int | None, said: str, expected: str) -> None:
-    asked = session("ab", lambda _, host, given: {"status": status if host == "a" else 0, "said": said})
+    def answer(_: Gather, host: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        assert "BatchMode=yes" in given["command"]
+        assert given["command"][-2] == ("b" if host == "a" else "a")
+        return {"status": status if host == "a" else 0, "said": said}
+
+    asked = session("ab", answer)
     outcomes = run_check(BY_NAME["ssh.nodes"], asked)
     assert expected in outcomes["a"].value
     assert outcomes["b"].status == "pass"
