@@ -15,14 +15,13 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from glmforge.errors import HostError
 from glmforge.runtime.hostfile import LOCAL
-from glmforge.runtime.ssh import UNREACHABLE, Ssh, explain_unreachable, last_line
+from glmforge.runtime.ssh import last_line
 from glmforge.runtime.threads import map_in_threads
-from glmforge_ops.hosts.fanout import Answer, Fanout, Outcome
+from glmforge_ops.hosts.fanout import Answer, Fanout, Outcome, Script
 from glmforge_ops.storage.sources import SourceFile
 
 LIMIT_S = 24 * 3600.0
@@ -70,9 +69,11 @@ def stage(
         places.setdefault((str(file.original.parent), f"{target / file.directory}/"), []).append(file.name)
     num_steps = len(places) + 1 + verify
 
-    def run(on: Sequence[str], script: str, stdin: bytes = b"", limit_s: float = LIMIT_S) -> dict[str, Answer]:
+    def run(
+        on: Sequence[str], script: Script, stdin: bytes, limit_s: float = LIMIT_S, here: bool = False
+    ) -> dict[str, Answer]:
         """Answers of the hosts that carried it out; the others get their problem."""
-        answers = fanout.run(on, script, limit_s, stdin)
+        answers = fanout.run(on, script, limit_s, stdin, here=here)
         staged.problems |= {each.host: _problem(each) for each in answers.values() if not each.is_done}
         return {host: answer for host, answer in answers.items() if answer.is_done}
 
@@ -86,12 +87,12 @@ def stage(
         for number, ((source, there), names) in enumerate(places.items(), 2):
             listed = "\0".join(names).encode()
             todo = [host for host in todo if host not in staged.problems]
-            command = shlex.join([*_RSYNC, *options, "--", f"{source}/", there])
-            run([host for host in todo if sees[host]], command, listed)
+            copy = shlex.join([*_RSYNC, *options, "--", f"{source}/", there])
+            run([host for host in todo if sees[host]], copy, listed)
             others = [host for host in todo if not sees[host]]
-            send = partial(_send, options=options, source=source, there=there, listed=listed, ssh=fanout.ssh)
-            sent = map_in_threads(send, others, fanout.at_once)
-            staged.problems |= {host: problem for host, problem in zip(others, sent, strict=True) if problem}
+            command = [*_RSYNC, *options, "--protect-args", "--rsh", fanout.ssh.call(), "--", f"{source}/"]
+            scripts = {host: shlex.join([*command, f"{host}:{there}"]) for host in others}
+            run(others, scripts.__getitem__, listed, here=True)
             report(number, num_steps)
         todo = [host for host in todo if host not in staged.problems]
         if not verify:
@@ -123,35 +124,19 @@ def stage_in_allocation(files: Sequence[SourceFile], target: Path, *, verify: bo
 
 
 def _problem(answer: Answer) -> str:
-    said = first_complaint(answer.stderr) if answer.outcome is Outcome.FAILED else answer.reason
+    if answer.outcome is not Outcome.FAILED or answer.status is None:
+        return f"{answer.reason}; {answer.mend}".rstrip("; ")
+    said = first_complaint(answer.stderr)
     if said.endswith(": FAILED"):
         return f"a copy differs from its source ({said}); check the disk there"
-    return f"{said or answer.reason}; {answer.mend}".rstrip("; ")
+    # rsync that ends early there may not get its message through.
+    return said or f"{answer.reason}; check the free space there"
 
 
 def first_complaint(said: str) -> str:
     """The first one of rsync or sha256sum, which names the file; what follows counts them. Otherwise the last line."""
     lines = (line for line in said.splitlines() if line.startswith("rsync: ") or ": FAILED" in line)
     return last_line(next(lines, said))
-
-
-def _send(host: str, options: Sequence[str], source: str, there: str, listed: bytes, ssh: Ssh) -> str:
-    """rsync from here over ssh; returns what went wrong, in one line, or nothing."""
-    command = [*_RSYNC, *options, "--protect-args", "--rsh", ssh.call(), "--", f"{source}/", f"{host}:{there}"]
-    try:
-        done = subprocess.run(command, input=listed, capture_output=True, check=False, timeout=LIMIT_S)
-    except FileNotFoundError:
-        return "there is no rsync on this machine; install it"
-    except subprocess.TimeoutExpired:
-        return f"not done within {LIMIT_S:g} s"
-    said = done.stderr.decode(errors="replace")
-    if done.returncode == UNREACHABLE:
-        reason, fix = explain_unreachable(said)
-        return f"{reason}; {fix}"
-    if done.returncode == 0:
-        return ""
-    # A receiver that ends early may not get its message through.
-    return first_complaint(said) or f"rsync ended with {done.returncode}; check the free space there"
 
 
 def _checksums(files: Sequence[SourceFile], target: Path) -> str:

@@ -14,7 +14,7 @@ import pytest
 from glmforge.data.copies import Copy, copy_missing
 from glmforge.runtime.place import place_for
 from glmforge.runtime.ssh import Ssh
-from glmforge_ops.hosts.fanout import Fanout
+from glmforge_ops.hosts.fanout import Fanout, Script
 from glmforge_ops.storage import stage as stage_module
 from glmforge_ops.storage.sources import SourceFile, list_sources
 from glmforge_ops.storage.stage import Staged, stage
@@ -70,8 +70,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     if request.param == "it is sent":  # as if no node could read it
         plain = Fanout.run
 
-        def run(self: Fanout, hosts: list[str], script: str, *arguments: object) -> object:
-            return plain(self, hosts, script.replace("test -r", "false && test -r"), *arguments)  # type: ignore[arg-type]
+        def run(self: Fanout, hosts: list[str], script: Script, *arguments: object, here: bool) -> object:
+            script = script.replace("test -r", "false && test -r") if isinstance(script, str) else script
+            return plain(self, hosts, script, *arguments, here=here)  # type: ignore[arg-type]
 
         monkeypatch.setattr(Fanout, "run", run)
 
