@@ -62,17 +62,17 @@ def page(found: Health) -> str:
 @pytest.mark.parametrize(
     "words",
     [
-        "machine node1, Debian, Linux 6.1, up 3 days",
+        "machine node1, Debian, Linux 6.1, up 3d 00h",
         "processor 64 cores, load 1.5",
-        "memory 500.0 GiB of 512.0 GiB available",
-        "/dev/shm 51 MiB of 1.0 GiB free",
-        "open files unlimited, locked memory 8 MiB, processes 300,000",
+        "memory 500 GiB of 512 GiB available",
+        "/dev/shm 51.2 MiB of 1.00 GiB free",
+        "open files unlimited, locked memory 8.00 MiB, processes 300,000",
         "network eth0 up, 100 Gbit/s, MTU 9000",
-        "training process 12 of ada, for 2 hours; what started it has ended: torchrun x",
+        "training process 12 of ada, for 2h 00m; what started it has ended: torchrun x",
         "disk /data: 25.0 of 100.0 GB free, nfs4, 50 % of inodes free, read-only (/data/a, /data/b)",
         "disk /local: is not there",
         "GPUs 1, driver 570.1, CUDA up to 12.8",
-        "GPU 0: NVIDIA H100: 2.0 GiB of 80.0 GiB used, 7 % busy, 41 degrees C, 3 uncorrected memory errors, "
+        "GPU 0: NVIDIA H100: 2.00 GiB of 80.0 GiB used, 7 % busy, 41 degrees C, 3 uncorrected memory errors, "
         "used by 99 (python train.py)",
         "versions torch 2.13.0",
         "pass environment no variable",
