@@ -44,12 +44,6 @@ def lines(health: Health) -> Iterator[Line]:
         yield Status.PASS.value, "environment", "no variable that is wrong, gone or harmful"
 
 
-def summary(health: Health) -> str:
-    """One line of counts."""
-    words = {Status.PASS: "passed", Status.WARNING: "warnings", Status.FAIL: "failed", Status.SKIPPED: "skipped"}
-    return ", ".join(f"{health.count(status)} {word}" for status, word in words.items())
-
-
 def as_dict(health: Health) -> dict[str, Any]:
     """Everything, for a program."""
     return {

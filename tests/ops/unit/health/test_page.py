@@ -7,8 +7,9 @@ import pytest
 
 from glmforge_ops.environment.lint import lint_environment
 from glmforge_ops.health.checks.check import Status, failed, passed, skipped, warning
+from glmforge_ops.health.checks.examine import counts_in_words
 from glmforge_ops.health.look import Health
-from glmforge_ops.health.page import as_dict, lines, summary
+from glmforge_ops.health.page import as_dict, lines
 
 GIB = 2**30
 SYSTEM: dict[str, Any] = {
@@ -137,7 +138,7 @@ def test_counts_and_json_agree() -> None:
         outcomes={"a": passed("1"), "b": failed("1", "2", "m"), "c": warning("1", "2", "m"), "d": skipped("x")},
         environment=tuple(lint_environment({"NCCL_TIMEOUT": "1"})),
     )
-    assert summary(found) == "1 passed, 1 warnings, 2 failed, 1 skipped"
+    assert counts_in_words(found.count) == "1 passed, 1 warnings, 2 failed, 1 skipped"
     data = json.loads(json.dumps(as_dict(found)))
     assert data["counts"] == {"pass": 1, "skipped": 1, "warning": 1, "fail": 2}
     assert data["facts"]["gpus"]["gpus"][0]["name"] == "NVIDIA H100"
