@@ -35,8 +35,7 @@ def health(
     """
     from glmforge.files import escaped
     from glmforge_ops.health.checks.examine import counts_in_words
-    from glmforge_ops.health.deepspeed import deepspeed_report
-    from glmforge_ops.health.look import look
+    from glmforge_ops.health.look import deepspeed_report, look
     from glmforge_ops.health.page import as_dict, lines
     from glmforge_ops.hosts.machines import load_cluster
 
