@@ -105,6 +105,14 @@ def test_why_a_node_is_not_reached_by_another(status: int | None, said: str, exp
     assert statuses("ssh.nodes", session("a")) == "s"
 
 
+@pytest.mark.parametrize(
+    ("kind", "status"), [("fuse.juicefs", "fail"), ("panfs", "fail"), ("fuse.ceph", "fail"), ("xfs", "pass")]
+)
+def test_a_disk_of_the_nodes_own_is_what_setup_takes_for_one(kind: str, status: str) -> None:
+    facts = {"path": "/x", "there": True, "point": "/x", "type": kind}
+    assert judged("disk.kind", facts, local_path="/x").status == status
+
+
 def test_a_python_below_a_folder_with_a_space(tmp_path: Path) -> None:
     """It is one word for every check, as it is in the scripts of a job."""
     python = tmp_path / "my env" / "python"
