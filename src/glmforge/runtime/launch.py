@@ -14,12 +14,13 @@ says otherwise, on a port made of the numbers of job and step. MASTER_ADDR and M
 
 import os
 import re
+import socket
+import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
 from glmforge.errors import ConfigError
-from glmforge.runtime.slurm import address_of_node
 
 HOW_TO_START = (
     "start with 'torchrun --nproc-per-node N -m glmforge train CONFIG' or 'srun --ntasks N glmforge train CONFIG', or "
@@ -121,6 +122,32 @@ class LaunchEnvironment:
         assert self.address is not None
         assert self.port is not None
         return address_of_node(self.address) if self.address_is_node else self.address, self.port
+
+
+def address_of_node(name: str) -> str:
+    """Where a node is reached: by its name, or, where the network does not know that, by the address that Slurm uses.
+
+    The controller is asked in the second case only: thousands of ranks may look for the same node at once. Raises
+    `ConfigError` if it does not know either.
+    """
+    try:
+        socket.getaddrinfo(name, None)
+    except socket.gaierror:
+        pass
+    else:
+        return name
+    try:
+        command = ["scontrol", "show", "node", "-o", name]
+        answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    except OSError:
+        answer = ""
+    found = re.search(r"\bNodeAddr=(\S+)", answer)
+    if found is None:
+        raise ConfigError(
+            f"the job's first node, {name}, is known neither to the network nor to scontrol: set MASTER_ADDR to its "
+            "address"
+        )
+    return found[1]
 
 
 def first_node(nodes: str) -> str:

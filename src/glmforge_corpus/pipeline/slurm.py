@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from glmforge.errors import DataError
-from glmforge.runtime.slurm import DIED, cancel, could_not_be_launched, end_states, is_queued
 from glmforge_corpus.pipeline.execution import POLL_SECONDS, Executor, RunTasks, TaskDone, begun, quiet_datatrove
 from glmforge_corpus.pipeline.settings import SlurmSettings
 from glmforge_corpus.pipeline.task import PlannedStep
@@ -17,6 +16,9 @@ _log = logging.getLogger(__name__)
 
 MAX_LAUNCHES = 3
 """Of jobs whose start failed on a node, as on one that is overloaded."""
+
+# States in which a job's processes ended without Slurm's doing: what they have not done may be tried again.
+_DIED = frozenset({"COMPLETED", "FAILED", "OUT_OF_MEMORY", "NODE_FAIL", "BOOT_FAIL"})
 
 
 class SlurmExecutor(Executor):
@@ -32,13 +34,13 @@ class SlurmExecutor(Executor):
             self._job = self._submit(planned, tasks, log_dir)
         waiting = set(tasks)
         while waiting:
-            queued = is_queued(self._job)  # asked before looking: what is done by now was done by then
+            queued = _is_queued(self._job)  # asked before looking: what is done by now was done by then
             for task in [task for task in sorted(waiting) if planned.is_done(task)]:
                 waiting.remove(task)
                 task_done(task)
             if waiting and not queued:
                 return self._deaths(planned, waiting, len(tasks), log_dir)
-            if waiting and could_not_be_launched(self._job):
+            if waiting and _could_not_be_launched(self._job):
                 self._launch_again(planned)
                 return {}
             if waiting:
@@ -50,7 +52,7 @@ class SlurmExecutor(Executor):
         """Give up a job that a node could not launch; what it has not done is submitted as another one, some times."""
         assert self._job is not None
         job, self._job = self._job, None
-        cancel(job)
+        subprocess.run(["scancel", job], check=False)
         self._failed_launches += 1
         told = f"{planned.step.name}: Slurm could not launch job {job} on its node"
         if self._failed_launches >= MAX_LAUNCHES:
@@ -66,10 +68,10 @@ class SlurmExecutor(Executor):
         assert self._job is not None
         job, self._job = self._job, None
         died = begun(planned, waiting)
-        states = end_states(job)
-        if died and states and states <= DIED:
+        states = _end_states(job)
+        if died and states and states <= _DIED:
             return dict.fromkeys(died, f"Slurm job {job}: {', '.join(sorted(states - {'COMPLETED'}))}")
-        told = f" ({', '.join(sorted(states - DIED))})" if states - DIED else ""
+        told = f" ({', '.join(sorted(states - _DIED))})" if states - _DIED else ""
         raise DataError(
             f"{planned.step.name}: Slurm job {job} ended with {len(waiting):,} of {num_tasks:,} tasks unfinished, the "
             f"first of them {min(waiting)}{told}: see {log_dir}"
@@ -108,4 +110,26 @@ class SlurmExecutor(Executor):
 
     def __exit__(self, *error: object) -> None:
         if self._job is not None:
-            cancel(self._job)
+            subprocess.run(["scancel", self._job], check=False)
+
+
+def _is_queued(job: str) -> bool:
+    """Whether Slurm still has an array job that waits or runs; while its controller does not answer, it may."""
+    answer = _squeue("--jobs", job, "--format", "%T")
+    if answer.returncode:
+        return "Invalid job id" not in answer.stderr
+    return bool(answer.stdout.strip())
+
+
+def _could_not_be_launched(job: str) -> bool:
+    """Whether Slurm holds an array job whose start failed on the node: it would wait for an administrator for ever."""
+    return "launch failed requeued held" in _squeue("--jobs", job, "--format", "%r").stdout
+
+
+def _end_states(job: str) -> set[str]:
+    """The states of an array job's jobs that have ended; none if Slurm has forgotten them (MinJobAge, minutes)."""
+    return set(_squeue("--array", "--states=all", "--jobs", job, "--format", "%T").stdout.split())
+
+
+def _squeue(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["squeue", "--noheader", *arguments], capture_output=True, text=True)

@@ -29,6 +29,7 @@ def copy(
         glmforge checkpoint copy runs/glm --to backup:/archive --keep 3 --follow
     """
     from glmforge.cli.interruptible import interruptible
+    from glmforge.files import absolute
     from glmforge.runtime.ssh import Ssh
     from glmforge_ops.storage.second_copy import copy_newest, parse_destination
     from glmforge_ops.storage.second_copy import follow as follow_run
@@ -36,7 +37,7 @@ def copy(
     destination, reach = parse_destination(to), Ssh.of_command(ssh)
 
     def tell(done: "Copied") -> None:
-        _tell(done, f"{destination}/{run_dir.absolute().name}/checkpoints/{done.name}")
+        _tell(done, f"{destination}/{absolute(run_dir).name}/checkpoints/{done.name}")
 
     def copy_once(unless: str | None) -> "Copied | None":
         return copy_newest(run_dir, destination, reach, keep=keep, unless=unless)

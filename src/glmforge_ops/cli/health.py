@@ -34,9 +34,9 @@ def health(
         glmforge health cluster.yaml --strict --json
     """
     from glmforge.files import escaped
-    from glmforge_ops.health.deepspeed import deepspeed_report
-    from glmforge_ops.health.look import look
-    from glmforge_ops.health.page import as_dict, lines, summary
+    from glmforge_ops.health.checks.examine import counts_in_words
+    from glmforge_ops.health.look import deepspeed_report, look
+    from glmforge_ops.health.page import as_dict, lines
     from glmforge_ops.hosts.machines import load_cluster
 
     found = look(None if config is None else load_cluster(config))
@@ -47,7 +47,7 @@ def health(
         console = Console(soft_wrap=True, highlight=False)
         for status, subject, words in lines(found):
             console.print(f"[{_COLOURS[status]}]{status:8}[/] {escape(f'{subject:14} {words}')}")
-        console.print(summary(found))
+        console.print(counts_in_words(found.count))
         if report is not None:
             console.print(escape(escaped(report, keep="\n")))
     raise typer.Exit(found.exit_status(strict))

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 
 from glmforge.errors import HostError
+from glmforge_ops.hosts.machines import printed_by
 
 NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid")
 
@@ -43,18 +44,13 @@ def ensure(programs: dict[str, str], say: Callable[[str], None]) -> None:
         raise HostError(f"missing: {', '.join(missing())}; install as root (Debian: {install})")
     say(f"installing {', '.join(packages)}")
     for command in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
-        done = subprocess.run(
-            ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300", *command],
-            env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_INSTALL_LIMIT_S,
-            check=False,
+        printed_by(
+            *("apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300", *command),
+            environment=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
+            limit_s=_INSTALL_LIMIT_S,
+            missing=install,
+            otherwise=f"try it yourself: {install}",
         )
-        if done.returncode != 0:
-            output = (done.stderr.strip() or done.stdout.strip()).splitlines()
-            raise HostError(f"'{install}' failed: {output[-1] if output else 'no output'}")
     if missing():
         raise HostError(f"still missing after '{install}': {', '.join(missing())}")
 

@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from glmforge_ops.health.checks.examine import REACH, choose_checks, examine
 from glmforge_ops.health.checks.gpu import gpus
 from glmforge_ops.health.checks.storage import mounts
 from glmforge_ops.health.checks.thresholds import Thresholds
-from glmforge_ops.hosts.machines import fanout_of
+from glmforge_ops.hosts.machines import fanout_of, printed_by
 
 PACKAGES = ("glmforge", "torch", "numpy", "triton", "tokenizers", "transformers", "deepspeed", "nvidia-nccl-cu12")
 """Whose versions are shown where they are installed."""
@@ -33,7 +34,7 @@ PARTS = {"disks": mounts, "gpus": gpus}
 """What is looked at with a time limit."""
 _OF_A_LOGIN = ("environment", "versions")
 """Checks of what a login there would have; here the environment and the Python of this process count."""
-_LIMIT_S = 10.0
+_LIMIT_S, _REPORT_S = 10.0, 180.0  # DeepSpeed imports torch and asks a compiler about every operator
 _HERE = LOCAL[0]
 _TRAINING = re.compile(r"(^|[\s/])(torchrun|deepspeed|glmforge train)(\s|$)|torch\.distributed\.(run|launch)")
 _VIRTUAL = ("lo", "docker", "br-", "virbr", "veth", "vnet", "cni", "flannel", "cali", "cilium", "dummy", "ifb")
@@ -101,6 +102,15 @@ def installed_versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def deepspeed_report() -> str:
+    """What DeepSpeed says of its compilers and operators: the text of `ds_report`. Raises `HostError`."""
+    beside, leave_out = Path(sys.executable).with_name("ds_report"), "leave --deepspeed out"
+    program = str(beside) if beside.exists() else "ds_report"
+    missing = f"pip install deepspeed, or {leave_out}"
+    report = printed_by(program, limit_s=_REPORT_S, missing=missing, otherwise=leave_out)
+    return re.sub(r"\x1b\[[0-9;]*m", "", report)
 
 
 def system() -> dict[str, Any]:

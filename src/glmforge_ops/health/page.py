@@ -4,12 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from glmforge.files import escaped
+from glmforge.observe.units import format_bytes, format_duration
 from glmforge_ops.health.checks.check import NONSENSE, Facts, Status
 from glmforge_ops.health.checks.examine import outcome_json
 from glmforge_ops.health.look import PARTS, Health
 
-_GIB, _MIB = 2**30, 2**20
-_DAY_S, _HOUR_S = 86_400, 3_600
 _MOST_PROCESSES = 8
 
 Line = tuple[str, str, str]
@@ -45,12 +44,6 @@ def lines(health: Health) -> Iterator[Line]:
         yield Status.PASS.value, "environment", "no variable that is wrong, gone or harmful"
 
 
-def summary(health: Health) -> str:
-    """One line of counts."""
-    words = {Status.PASS: "passed", Status.WARNING: "warnings", Status.FAIL: "failed", Status.SKIPPED: "skipped"}
-    return ", ".join(f"{health.count(status)} {word}" for status, word in words.items())
-
-
 def as_dict(health: Health) -> dict[str, Any]:
     """Everything, for a program."""
     return {
@@ -64,7 +57,10 @@ def as_dict(health: Health) -> dict[str, Any]:
 
 
 def _system(facts: Facts) -> Iterator[tuple[str, str]]:
-    yield "machine", f"{facts['host']}, {facts['system']}, Linux {facts['kernel']}, up {_age(facts['uptime_s'])}"
+    yield (
+        "machine",
+        f"{facts['host']}, {facts['system']}, Linux {facts['kernel']}, up {format_duration(facts['uptime_s'])}",
+    )
     yield "processor", f"{facts['cores']} cores, load {facts['load']:.1f}"
     memory, swap, shared, limits = (facts[name] for name in ("memory", "swap", "shared_memory", "limits"))
     words = f", swap {_bytes(swap['free'])} of {_bytes(swap['total'])} free" if swap["total"] else ""
@@ -77,7 +73,7 @@ def _system(facts: Facts) -> Iterator[tuple[str, str]]:
         yield "network", f"{each['name']} {each['state']}{rate}, MTU {each['mtu']}"
     for each in facts["training"][:_MOST_PROCESSES]:
         left = "; what started it has ended" if each["parent"] == 1 else ""
-        who = f"process {each['pid']} of {each['user']}, for {_age(each['age_s'])}{left}"
+        who = f"process {each['pid']} of {each['user']}, for {format_duration(each['age_s'])}{left}"
         yield "training", f"{who}: {escaped(each['command'])}"
     if len(facts["training"]) > _MOST_PROCESSES:
         yield "training", f"and {len(facts['training']) - _MOST_PROCESSES} more processes"
@@ -116,16 +112,8 @@ def _gpu(gpu: Facts) -> str:
 
 
 def _bytes(count: float | None) -> str:
-    if count is None or count < 0:
-        return "unlimited"
-    return f"{count / _GIB:.1f} GiB" if count >= _GIB / 10 else f"{count / _MIB:.0f} MiB"
+    return "unlimited" if count is None or count < 0 else format_bytes(count)
 
 
 def _count(number: float | None) -> str:
     return "unlimited" if number is None or number < 0 else f"{number:,.0f}" if number >= 100_000 else f"{number:.0f}"
-
-
-def _age(seconds: float) -> str:
-    if seconds >= 2 * _DAY_S:
-        return f"{seconds / _DAY_S:.0f} days"
-    return f"{seconds / _HOUR_S:.0f} hours" if seconds >= 2 * _HOUR_S else f"{seconds / 60:.0f} minutes"

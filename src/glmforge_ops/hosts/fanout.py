@@ -33,6 +33,10 @@ _CHUNK = 1 << 16
 _END_S = 5.0
 
 
+Script = str | Callable[[str], str]
+"""For a POSIX shell; or what makes it from the host's name."""
+
+
 class Outcome(StrEnum):
     """How asking one machine ended."""
 
@@ -87,23 +91,24 @@ class Fanout:
     def run(
         self,
         hosts: Sequence[str],
-        script: str | Callable[[str], str],
+        script: Script,
         timeout_s: float,
         stdin: bytes | Callable[[str], bytes] = b"",
         on_answer: Callable[[Answer], None] = lambda answer: None,
         hold: bool = False,
+        here: bool = False,
     ) -> dict[str, Answer]:
         """The answers by host, in the order of `hosts`, when all have come.
 
         Args:
-            script: for a POSIX shell; or what makes it from the host's name.
             timeout_s: for each host, counted from when it is asked.
             stdin: what every script gets to read; or what makes it from the host's name.
             on_answer: called with each answer as it comes, in the calling thread.
             hold: `stdin` stays open as long as this process waits for the script, which so learns when nobody does.
+            here: the scripts run on this machine, one for each host, which each reaches through ssh itself.
         """
         answers: dict[str, Answer] = {}
-        for answer in self.answers(hosts, script, timeout_s, stdin, hold):
+        for answer in self.answers(hosts, script, timeout_s, stdin, hold, here):
             answers[answer.host] = answer
             on_answer(answer)
         return {host: answers[host] for host in hosts}
@@ -111,19 +116,20 @@ class Fanout:
     def answers(
         self,
         hosts: Sequence[str],
-        script: str | Callable[[str], str],
+        script: Script,
         timeout_s: float,
         stdin: bytes | Callable[[str], bytes] = b"",
         hold: bool = False,
+        here: bool = False,
     ) -> Iterator[Answer]:
         """Answers as they come. Whoever stops iterating ends what is still running."""
         self._is_stopped = False
 
-        def ask(
-            host: str,
-        ) -> Answer:  # input is made when a host's turn comes: a thousand need not be in memory at once
+        def ask(host: str) -> Answer:
             text = script(host) if callable(script) else script
-            return self._ask(host, text, timeout_s, stdin(host) if callable(stdin) else stdin, hold)
+            command = ["sh", "-c", text] if here or host in LOCAL else self.ssh.to_shell(host, text)
+            # Input is made when a host's turn comes: a thousand need not be in memory at once.
+            return self._ask(host, command, timeout_s, stdin(host) if callable(stdin) else stdin, hold)
 
         with ThreadPoolExecutor(max(1, min(self.at_once, len(hosts)))) as pool:
             futures = [pool.submit(ask, host) for host in hosts]
@@ -137,8 +143,7 @@ class Fanout:
                         _kill(child)
                 pool.shutdown(cancel_futures=True)
 
-    def _ask(self, host: str, script: str, timeout_s: float, stdin: bytes, hold: bool) -> Answer:
-        command = ["sh", "-c", script] if host in LOCAL else self.ssh.to_shell(host, script)
+    def _ask(self, host: str, command: list[str], timeout_s: float, stdin: bytes, hold: bool) -> Answer:
         asked_at, started = time.time(), time.monotonic()
         try:
             with self._lock:

@@ -11,8 +11,6 @@ from glmforge.runtime.hostfile import HostLine, expand_hosts, parse_hosts, read_
 from glmforge.runtime.ssh import Ssh, last_line
 from glmforge_ops.hosts.fanout import Fanout
 
-_SLURM_LIMIT_S = 30
-
 
 def load_cluster(file: Path | None) -> ClusterConfig:
     """The cluster that a file describes; without a file one that names no machines. Raises `ConfigError`."""
@@ -75,18 +73,34 @@ def fanout_of(cluster: ClusterConfig) -> Fanout:
 
 def ask_slurm(*command: str, environment: Mapping[str, str] | None = None) -> str:
     """What a command of Slurm's prints, with this process's environment or another. Raises `HostError`."""
+    missing, otherwise = "name the nodes, or run this where Slurm is", "is slurmctld up?"
+    return printed_by(*command, limit_s=30, missing=missing, otherwise=otherwise, environment=environment)
+
+
+def printed_by(
+    *command: str,
+    limit_s: float,
+    missing: str,
+    otherwise: str = "",
+    environment: Mapping[str, str] | None = None,
+    check: bool = True,
+) -> str:
+    """What a program of this machine prints; `check`: it must end with 0.
+
+    Raises `HostError`: there is no such program, with the fix `missing`; it fails or gives no answer, with `otherwise`.
+    """
+    name, fix = Path(command[0]).name, f"; {otherwise}" if otherwise else ""
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=_SLURM_LIMIT_S, check=False
-        )
+            command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+            timeout=limit_s, check=False,
+        )  # fmt: skip
     except FileNotFoundError:
-        raise HostError(
-            f"there is no '{command[0]}' on this machine; name the nodes, or run this where Slurm is"
-        ) from None
+        raise HostError(f"there is no '{name}' on this machine; {missing}") from None
     except OSError as error:  # no memory for another process, or no permission
-        raise HostError(f"'{command[0]}' cannot be started: {error.strerror}; look at this machine") from None
+        raise HostError(f"'{name}' cannot be started: {error.strerror}; look at this machine") from None
     except subprocess.TimeoutExpired:
-        raise HostError(f"'{command[0]}' gave no answer within {_SLURM_LIMIT_S} s; is slurmctld up?") from None
-    if done.returncode != 0:
-        raise HostError(f"'{command[0]}' fails: {last_line(done.stderr)}; is slurmctld up?")
+        raise HostError(f"'{name}' gave no answer within {limit_s:g} s{fix}") from None
+    if check and done.returncode != 0:
+        raise HostError(f"'{name}' fails: {last_line(done.stderr) or f'status {done.returncode}'}{fix}")
     return done.stdout

@@ -3,20 +3,18 @@
 What all nodes that answer have in common becomes a setting; what differs, or was not found, is named.
 """
 
-import os
 import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from glmforge.config.cluster import ClusterConfig, SlurmConfig, SshConfig
 from glmforge.config.load import load_settings
 from glmforge.config.tree import parse
 from glmforge.errors import HostError
-from glmforge.files import kind_of, shown
+from glmforge.files import shown
 from glmforge.runtime.hostfile import LOCAL, split_names
 from glmforge_ops.hosts.fanout import Answer
 from glmforge_ops.hosts.fold import fold_hosts
@@ -75,30 +73,6 @@ def config_text(found: Found) -> str:
     text = render("cluster.yaml", found=found, settings=nothing | found.settings)
     load_settings(ClusterConfig, parse(text, "cluster.yaml"))
     return text
-
-
-def write_config(file: Path, text: str, force: bool) -> None:
-    """Write it, over another file only with `force`. Raises `HostError`."""
-    part = file.with_name(f".{file.name}.part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        if force:
-            part.replace(file)
-            return
-        try:
-            os.link(part, file)  # fails if it is there, unlike a rename
-        finally:
-            part.unlink()
-    except FileExistsError:
-        refuse_existing(file)
-    except OSError as error:
-        raise HostError(f"{shown(file)}: cannot be written: {error.strerror}; give another --out") from None
-
-
-def refuse_existing(file: Path) -> None:
-    """Raises `HostError` if it is there."""
-    if kind_of(file, error=HostError) is not None:
-        raise HostError(f"{shown(file)}: exists already; write to another --out, or pass --force")
 
 
 def _with_machines(given: ClusterConfig, found: Found) -> ClusterConfig:

@@ -10,7 +10,6 @@ import hashlib
 import os
 import pwd
 import re
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,15 +17,15 @@ from pathlib import Path
 from glmforge.errors import HostError
 from glmforge.files import kind_of, read_text, shown
 from glmforge.runtime.hostfile import expand_hosts
-from glmforge.runtime.ssh import Ssh, last_line
+from glmforge.runtime.ssh import Ssh
 from glmforge.runtime.threads import map_in_threads
+from glmforge_ops.hosts.machines import printed_by
 
 KEY = "id_ed25519"
 _TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
 _HOST_KEY = re.compile(rf"({'|'.join(_TYPES)}) [A-Za-z0-9+/]{{32,4096}}={{0,3}}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]{0,254}")
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
-_LIMIT_S = 60
 _AT_ONCE = 16
 _MAX_BYTES = 16 << 20
 
@@ -98,9 +97,9 @@ def own_key(directory: Path, *, make: bool, comment: str = "") -> str | None:
     if kind_of(private, error=HostError) is None:
         if not make:
             return None
-        run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(private))
+        _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", str(private))
     try:
-        return "restrict,pty " + run("ssh-keygen", "-y", "-P", "", "-f", str(private)).strip()
+        return "restrict,pty " + _run("ssh-keygen", "-y", "-P", "", "-f", str(private)).strip()
     except HostError as error:
         raise HostError(f"{shown(private)}: {error}; remove it with its .pub, and run again for a new one") from None
 
@@ -125,7 +124,7 @@ def places_of(ssh: Ssh, hosts: Sequence[str]) -> list[Place]:
     here = pwd.getpwuid(os.getuid()).pw_name
 
     def find(host: str) -> Place:
-        said = run(*ssh.command, *ssh.options, "-G", "--", host, check=False)
+        said = _run(*ssh.command, *ssh.options, "-G", "--", host, check=False)
         found: dict[str, str] = {}
         for line in said.splitlines():
             found.setdefault(*line.partition(" ")[::2])
@@ -183,7 +182,7 @@ def _known(place: Place, files: Sequence[str]) -> list[str]:
     """Keys that known_hosts files have for it, also under hashed names."""
     keys: dict[str, None] = {}
     for file in files:
-        said = run("ssh-keygen", "-F", place.lookup, "-f", file, check=False) if Path(file).is_file() else ""
+        said = _run("ssh-keygen", "-F", place.lookup, "-f", file, check=False) if Path(file).is_file() else ""
         for line in said.splitlines():
             if found := _HOST_KEY.match(line.partition(" ")[2]):  # not after @revoked or @cert-authority
                 keys[found[0]] = None
@@ -193,7 +192,7 @@ def _known(place: Place, files: Sequence[str]) -> list[str]:
 def _scan(place: Place) -> list[HostKey]:
     """The keys that it shows to whoever asks, the preferred type first."""
     types = "ed25519,ecdsa,rsa"
-    said = run("ssh-keyscan", "-T", "10", "-p", str(place.port), "-t", types, "--", place.address, check=False)
+    said = _run("ssh-keyscan", "-T", "10", "-p", str(place.port), "-t", types, "--", place.address, check=False)
     found = [match[0] for line in said.splitlines() if (match := _HOST_KEY.fullmatch(line.partition(" ")[2].strip()))]
     return [HostKey(place.host, key) for key in sorted(found, key=lambda key: _TYPES.index(key.split()[0]))]
 
@@ -202,16 +201,6 @@ def _name(text: str) -> str:
     return text if text != "none" and _NAME.fullmatch(text) else ""
 
 
-def run(*command: str, check: bool = True) -> str:
+def _run(*command: str, check: bool = True) -> str:
     """What a program of OpenSSH prints. Raises `HostError`."""
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_LIMIT_S
-        )
-    except OSError as error:
-        raise HostError(f"'{command[0]}' cannot be started here: {error.strerror}; install OpenSSH's client") from None
-    except subprocess.TimeoutExpired:
-        raise HostError(f"'{command[0]}' timed out after {_LIMIT_S} s") from None
-    if check and done.returncode != 0:
-        raise HostError(f"{command[0]} fails: {last_line(done.stderr)}")
-    return done.stdout
+    return printed_by(*command, limit_s=60, missing="install OpenSSH's client, or correct --ssh", check=check)

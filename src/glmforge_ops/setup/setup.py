@@ -136,9 +136,8 @@ class Setup:
         if not usable:
             said.add("error", "no node is ready, so nothing was changed here either")
             return said
-        with _alone(wanted.out):
+        with _alone(wanted.out, wanted.ssh_directory if self._remote else None):
             if self._remote:
-                wanted.ssh_directory.mkdir(mode=0o700, exist_ok=True)
                 key = own_key(wanted.ssh_directory, make=True, comment=f"glmforge-{wanted.cluster.name}") or ""
             for file in plan.files:
                 file.write()
@@ -202,13 +201,15 @@ class Setup:
 
 
 @contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """One setup at a time in the directory, which is made. Raises `HostError`."""
+def _alone(directory: Path, private: Path | None) -> Iterator[None]:
+    """One setup at a time in the directory, which is made, and the private one in it. Raises `HostError`."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        if private is not None:
+            private.mkdir(mode=0o700, exist_ok=True)
         descriptor = os.open(directory, os.O_RDONLY)
     except OSError as error:
-        raise HostError(f"{shown(directory)}: cannot be made: {error.strerror}; give another --out") from None
+        raise HostError(f"{shown(directory)}: cannot be written: {error.strerror}; give another --out") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

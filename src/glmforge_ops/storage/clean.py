@@ -1,6 +1,5 @@
 """Remove from many nodes what ended jobs of ours left there. What that is, and how it is known: `leftovers`."""
 
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,13 +9,13 @@ from glmforge.errors import HostError
 from glmforge.files import shown
 from glmforge.runtime.traces import ABOVE
 from glmforge_ops.hosts.fanout import Answer, Fanout, Outcome
+from glmforge_ops.hosts.machines import ask_slurm
 from glmforge_ops.hosts.remote_program import WIRE, RemoteProgram, read_answer
 
 _ROOM = "glmforge_ops.storage"
 CLEAN = RemoteProgram((WIRE, "glmforge.runtime.traces", f"{_ROOM}.leftovers", f"{_ROOM}.clean_program"), oldest="3.9")
 OLDER_THAN_S = 3600.0
 _LIMIT_S = 600.0
-_SLURM_LIMIT_S = 30
 
 
 @dataclass(frozen=True)
@@ -108,16 +107,9 @@ def clean(
 def living_jobs() -> list[str] | None:
     """This user's Slurm jobs that have not ended; None if nobody can tell."""
     try:
-        done = subprocess.run(
-            ["squeue", "--noheader", "--me", "--format=%A"],
-            capture_output=True,
-            text=True,
-            timeout=_SLURM_LIMIT_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
+        return ask_slurm("squeue", "--noheader", "--me", "--format=%A").split()
+    except HostError:
         return None
-    return done.stdout.split() if done.returncode == 0 else None
 
 
 def _read(answer: Answer) -> Cleaned:

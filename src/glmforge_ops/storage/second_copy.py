@@ -25,10 +25,11 @@ from typing import Any, NoReturn
 from glmforge.checkpoint.format.manifest import MANIFEST_FILE, read_manifest
 from glmforge.checkpoint.format.store import latest_checkpoint
 from glmforge.errors import CheckpointError, HostError
-from glmforge.files import shown
+from glmforge.files import absolute, shown
 from glmforge.observe.run import RunDirectory
 from glmforge.runtime.hostfile import LOCAL, parse_hosts
-from glmforge.runtime.ssh import UNREACHABLE, Ssh, explain_unreachable, last_line
+from glmforge.runtime.ssh import UNREACHABLE, Ssh, explain_unreachable
+from glmforge_ops.storage.stage import VERIFY, first_complaint
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ def copy_newest(
         CheckpointError: the run has no whole checkpoint, or its newest one is damaged.
         HostError: the destination cannot be reached or written, or another copy to it is under way.
     """
+    run = absolute(run)  # rsync takes a relative a:b for a path on host a
     root = RunDirectory(run)
     if not root.checkpoints.is_dir():
         raise CheckpointError(f"{shown(run)}: has no checkpoints; give the directory of a run that has saved")
@@ -91,7 +93,7 @@ def copy_newest(
         if newest.name == unless:
             return None
         try:
-            return _copy(root, newest, _Remote(destination, run.absolute().name, ssh), keep)
+            return _copy(root, newest, _Remote(destination, run.name, ssh), keep)
         except (HostError, CheckpointError, OSError):
             if newest.exists():
                 raise
@@ -114,7 +116,7 @@ def _copy(root: RunDirectory, checkpoint: Path, there: "_Remote", keep: int) -> 
             arrived, said = f"checkpoints/.copying-{name}/{checkpoint.name}", ""
             for options in ((), ("--checksum",)):  # damage of an earlier attempt shows in neither length nor time
                 there.send([checkpoint], f"checkpoints/.copying-{name}", options)
-                said = there.script(f"cd {arrived} && sha256sum --check --quiet --strict -", listed, may_fail=True)
+                said = there.script(f"cd {arrived} && {VERIFY}", listed, may_fail=True)
                 if not said:
                     break
             if said:
@@ -152,13 +154,18 @@ class _Remote:
 
         Raises `HostError`.
         """
-        command = self._command(f"set -e; cd {shlex.quote(str(self._directory))}; {script}")
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, errors="replace", check=False)
+        done = self._run(self._command(f"set -e; cd {shlex.quote(str(self._directory))}; {script}"), stdin)
         if done.returncode == 0:
             return "" if may_fail else done.stdout
         if may_fail and (self._is_here or done.returncode != UNREACHABLE):
-            return last_line(done.stdout + done.stderr) or f"status {done.returncode}"
+            return first_complaint(done.stdout + done.stderr) or f"status {done.returncode}"
         self._fail(done.stdout + done.stderr, done.returncode)
+
+    def _run(self, command: list[str], stdin: str = "") -> "subprocess.CompletedProcess[str]":
+        try:
+            return subprocess.run(command, input=stdin, capture_output=True, text=True, errors="replace", check=False)
+        except OSError as error:
+            raise _not_started(command, error) from None
 
     def send(self, paths: list[Path], directory: str, options: Sequence[str] = ()) -> None:
         """Copy files and directories into `directory` below the run's. Raises `HostError`."""
@@ -167,25 +174,16 @@ class _Remote:
         target = f"{self._directory}/{directory}/"
         reach = [] if self._is_here else ["--rsh", self._ssh.call()]
         command = ["rsync", "--recursive", "--times", "--inplace", "--protect-args", "--timeout=300", *reach]
-        try:
-            done = subprocess.run(
-                [*command, *options, "--", *map(str, paths), target if self._is_here else f"{self._host}:{target}"],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=False,
-            )
-        except FileNotFoundError:
-            raise HostError("there is no rsync on this machine; install it") from None
+        to = target if self._is_here else f"{self._host}:{target}"
+        done = self._run([*command, *options, "--", *map(str, paths), to])
         if done.returncode:
-            lines = [line for line in done.stderr.splitlines() if line.startswith("rsync")]
-            self._fail(lines[0] if lines and done.returncode != UNREACHABLE else done.stderr, done.returncode)
+            self._fail(done.stderr, done.returncode)
 
     def _fail(self, said: str, status: int) -> NoReturn:
         if status == UNREACHABLE and not self._is_here:
             reason, fix = explain_unreachable(said)
             raise HostError(f"{self}: {reason}; {fix}")
-        raise HostError(f"{self}: {last_line(said) or f'status {status}'}")
+        raise HostError(f"{self}: {first_complaint(said) or f'status {status}'}")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -194,9 +192,11 @@ class _Remote:
         hold = f"exec flock -n -E {_LOCKED} .copy.lock sh -c 'echo locked; cat'"
         script = f"mkdir -p {place}/checkpoints && cd {place} && {hold}"
         with tempfile.TemporaryFile() as errors:
-            holder: Any = subprocess.Popen(
-                self._command(script), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
-            )
+            command = self._command(script)
+            try:
+                holder: Any = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
+            except OSError as error:
+                raise _not_started(command, error) from None
             try:
                 if not any(line == b"locked\n" for line in iter(holder.stdout.readline, b"")):
                     status = holder.wait()
@@ -208,6 +208,10 @@ class _Remote:
             finally:
                 holder.stdin.close()
                 holder.wait()
+
+
+def _not_started(command: Sequence[str], error: OSError) -> HostError:
+    return HostError(f"'{command[0]}' cannot be started: {error.strerror}; install it, or correct --ssh")
 
 
 def follow(

@@ -91,7 +91,7 @@ def _walk(directory: Path) -> Iterator[Path]:
 
 
 def _describe(path: Path, source: Path, keeps_together: bool, follow_links: bool) -> SourceFile:
-    if not path.name.isprintable() or "\\" in path.name or not _is_unicode(path.name):
+    if not str(path).isprintable() or "\\" in str(path.relative_to(source)):  # a lone surrogate is not printable
         raise HostError(f"{shown(path)}: invalid file name: control characters, backslashes or not Unicode; rename it")
     if path.name.endswith(_IN_PROGRESS):
         raise HostError(f"{shown(path)}: is not finished; wait until it is, or remove it")
@@ -118,11 +118,3 @@ def _leads_inside(path: Path, source: Path) -> bool:
     if root.parent.name == "snapshots":  # models--NAME/snapshots/REVISION holds links to models--NAME/blobs
         allowed.append(root.parent.parent / "blobs")
     return any(target.is_relative_to(place) for place in allowed)
-
-
-def _is_unicode(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

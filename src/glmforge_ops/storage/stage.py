@@ -14,14 +14,14 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from glmforge.errors import HostError
 from glmforge.runtime.hostfile import LOCAL
-from glmforge.runtime.ssh import UNREACHABLE, Ssh, explain_unreachable, last_line
-from glmforge_ops.hosts.fanout import Answer, Fanout, Outcome
+from glmforge.runtime.ssh import last_line
+from glmforge.runtime.threads import map_in_threads
+from glmforge_ops.hosts.fanout import Answer, Fanout, Outcome, Script
 from glmforge_ops.storage.sources import SourceFile
 
 LIMIT_S = 24 * 3600.0
@@ -29,7 +29,7 @@ _SHORT_S = 60.0
 _NUM_THREADS = 4
 _CHUNK = 4 << 20
 _RSYNC = ("rsync", "--times", "--copy-links", "--from0", "--files-from=-", "--partial-dir=.partial", "--timeout=300")
-_VERIFY = "sha256sum --check --quiet --strict - >&2"
+VERIFY = "LC_ALL=C sha256sum --check --quiet --strict - >&2"
 
 
 @dataclass
@@ -69,15 +69,17 @@ def stage(
         places.setdefault((str(file.original.parent), f"{target / file.directory}/"), []).append(file.name)
     num_steps = len(places) + 1 + verify
 
-    def run(on: Sequence[str], script: str, stdin: bytes = b"", limit_s: float = LIMIT_S) -> dict[str, Answer]:
+    def run(
+        on: Sequence[str], script: Script, stdin: bytes, limit_s: float = LIMIT_S, here: bool = False
+    ) -> dict[str, Answer]:
         """Answers of the hosts that carried it out; the others get their problem."""
-        answers = fanout.run(on, script, limit_s, stdin)
+        answers = fanout.run(on, script, limit_s, stdin, here=here)
         staged.problems |= {each.host: _problem(each) for each in answers.values() if not each.is_done}
         return {host: answer for host, answer in answers.items() if answer.is_done}
 
-    make = shlex.join(["mkdir", "-p", "--", *sorted({there for _, there in places})])
+    directories = "\0".join(sorted({there for _, there in places})).encode()  # too many for a command line
     see = f"test -r {shlex.quote(str(files[0].original))} && command -v rsync >/dev/null && echo yes || echo no"
-    reached = run(hosts, f"{make} && {{ {see}; }}", limit_s=_SHORT_S)
+    reached = run(hosts, f"xargs -0 mkdir -p -- && {{ {see}; }}", directories, _SHORT_S)
     sees = {host: host in LOCAL or answer.stdout.split()[-1:] == [b"yes"] for host, answer in reached.items()}
     report(1, num_steps)
     todo = list(reached)
@@ -85,25 +87,23 @@ def stage(
         for number, ((source, there), names) in enumerate(places.items(), 2):
             listed = "\0".join(names).encode()
             todo = [host for host in todo if host not in staged.problems]
-            command = shlex.join([*_RSYNC, *options, "--", f"{source}/", there])
-            run([host for host in todo if sees[host]], command, listed)
+            copy = shlex.join([*_RSYNC, *options, "--", f"{source}/", there])
+            run([host for host in todo if sees[host]], copy, listed)
             others = [host for host in todo if not sees[host]]
-            with ThreadPoolExecutor(max(1, min(fanout.at_once, len(others)))) as pool:
-                sent = pool.map(lambda host: _send(host, options, source, there, listed, fanout.ssh), others)  # noqa: B023
-                staged.problems |= {host: problem for host, problem in zip(others, sent, strict=True) if problem}
+            command = [*_RSYNC, *options, "--protect-args", "--rsh", fanout.ssh.call(), "--", f"{source}/"]
+            scripts = {host: shlex.join([*command, f"{host}:{there}"]) for host in others}
+            run(others, scripts.__getitem__, listed, here=True)
             report(number, num_steps)
         todo = [host for host in todo if host not in staged.problems]
         if not verify:
             break
-        right = run(todo, _VERIFY, checksums)
+        right = run(todo, VERIFY, checksums)
         todo = [host for host in todo if host not in right]
         report(num_steps, num_steps)
         if not todo or options:
             break
         for host in todo:
             del staged.problems[host]
-    for host in todo if verify else ():
-        staged.problems[host] = f"a copy differs from its source ({staged.problems[host]}); check the disk there"
     staged.seconds = time.monotonic() - began
     return staged
 
@@ -118,38 +118,25 @@ def stage_in_allocation(files: Sequence[SourceFile], target: Path, *, verify: bo
     for file in files:
         _run_here(["sbcast", "--force", "--preserve", str(file.original), str(target / file.directory / file.name)])
     if verify:  # srun gives its standard input to every task
-        _run_here([*on_each, "sh", "-c", _VERIFY], _checksums(files, target))
+        _run_here([*on_each, "sh", "-c", VERIFY], _checksums(files, target))
     staged.seconds = time.monotonic() - began
     return staged
 
 
 def _problem(answer: Answer) -> str:
-    reason = _first_of_rsync(answer.stderr) if answer.outcome is Outcome.FAILED else ""
-    return f"{reason or answer.reason}; {answer.mend}".rstrip("; ")
+    if answer.outcome is not Outcome.FAILED or answer.status is None:
+        return f"{answer.reason}; {answer.mend}".rstrip("; ")
+    said = first_complaint(answer.stderr)
+    if said.endswith(": FAILED"):
+        return f"a copy differs from its source ({said}); check the disk there"
+    # rsync that ends early there may not get its message through.
+    return said or f"{answer.reason}; check the free space there"
 
 
-def _first_of_rsync(stderr: str) -> str:
-    """The first complaint of rsync, which names the file; the others follow from it."""
-    return next((last_line(line) for line in stderr.splitlines() if line.startswith("rsync: ")), "")
-
-
-def _send(host: str, options: Sequence[str], source: str, there: str, listed: bytes, ssh: Ssh) -> str:
-    """rsync from here over ssh; returns what went wrong, in one line, or nothing."""
-    command = [*_RSYNC, *options, "--protect-args", "--rsh", ssh.call(), "--", f"{source}/", f"{host}:{there}"]
-    try:
-        done = subprocess.run(command, input=listed, capture_output=True, check=False, timeout=LIMIT_S)
-    except FileNotFoundError:
-        return "there is no rsync on this machine; install it"
-    except subprocess.TimeoutExpired:
-        return f"not done within {LIMIT_S:g} s"
-    said = done.stderr.decode(errors="replace")
-    if done.returncode == UNREACHABLE:
-        reason, fix = explain_unreachable(said)
-        return f"{reason}; {fix}"
-    if done.returncode == 0:
-        return ""
-    # A receiver that ends early may not get its message through.
-    return _first_of_rsync(said) or last_line(said) or f"rsync ended with {done.returncode}; check the free space there"
+def first_complaint(said: str) -> str:
+    """The first one of rsync or sha256sum, which names the file; what follows counts them. Otherwise the last line."""
+    lines = (line for line in said.splitlines() if line.startswith("rsync: ") or ": FAILED" in line)
+    return last_line(next(lines, said))
 
 
 def _checksums(files: Sequence[SourceFile], target: Path) -> str:
@@ -165,8 +152,7 @@ def _checksums(files: Sequence[SourceFile], target: Path) -> str:
             raise HostError(f"{file.original}: cannot be read ({error.strerror}); make it readable") from None
         return f"{digest.hexdigest()}  {target / file.directory / file.name}\n"
 
-    with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        return "".join(pool.map(line, files))
+    return "".join(map_in_threads(line, files, _NUM_THREADS))
 
 
 def _run_here(command: Sequence[str], stdin: str = "") -> None:
@@ -177,5 +163,5 @@ def _run_here(command: Sequence[str], stdin: str = "") -> None:
             raise HostError(f"'{command[0]}' cannot be started: {error.strerror}") from None
         errors.seek(0)
         if done.returncode:
-            said = last_line(errors.read().decode(errors="replace"))
+            said = first_complaint(errors.read().decode(errors="replace"))
             raise HostError(f"'{command[0]}' failed: {said or f'status {done.returncode}'}")

@@ -3,8 +3,7 @@ import re
 import pytest
 
 from glmforge.errors import ConfigError
-from glmforge.runtime import slurm
-from glmforge.runtime.launch import LaunchEnvironment, first_node, tasks_of_nodes
+from glmforge.runtime.launch import LaunchEnvironment, address_of_node, first_node, tasks_of_nodes
 
 SLURM_TASK = {
     "SLURM_JOB_ID": "1234",
@@ -109,7 +108,7 @@ def test_a_part_of_the_variables_is_refused(environment: dict[str, str], complai
 
 
 def test_a_node_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert slurm.address_of_node("localhost") == "localhost"
+    assert address_of_node("localhost") == "localhost"
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ConfigError, match=r"node-of-nobody.invalid, is known neither.*set MASTER_ADDR"):
-        slurm.address_of_node("node-of-nobody.invalid")
+        address_of_node("node-of-nobody.invalid")

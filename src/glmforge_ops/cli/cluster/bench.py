@@ -10,7 +10,7 @@ import sys
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -97,6 +97,8 @@ def bench(
     if local is None and chosen == "nccl" and not {"RANK", "SLURM_PROCID"} & os.environ.keys():
         programs = [shutil.which(KINDS[kind].program) for kind in kinds]
         if all(programs):
+            if json_file is not None:
+                raise ConfigError("--json: nccl-tests prints tables only; leave it out, or give --local N for our own")
             raise typer.Exit(_nccl_tests([program for program in programs if program], sizes, iterations, expect))
     arguments = (chosen, kinds, sizes, iterations, timeout, expect, json_file)
     raise typer.Exit(_bench(*arguments) if local is None else run_local(local, _bench, *arguments))
@@ -147,7 +149,7 @@ def _bench(
             "rows": [asdict(row) for row in rows],
             "verdicts": verdicts,
         }
-        json_file.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+        _write(json_file, content)
     return int(any(status == "fail" for status, _ in verdicts))
 
 
@@ -174,12 +176,18 @@ def _find_slow(backend: str, timeout_s: float, expect: float | None, json_file: 
             status = int(not findings.is_clean)
             typer.echo("\n".join(findings.lines()))
             if json_file is not None:
-                json_file.write_text(json.dumps(findings.as_dict(), indent=1) + "\n", "utf-8")
+                _write(json_file, findings.as_dict())
         if is_broken:  # the teardown of a process group in which something failed may not end
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)
     return status
+
+
+def _write(file: Path, content: dict[str, Any]) -> None:
+    from glmforge.data.files import write_whole
+
+    write_whole(file, (json.dumps(content, indent=1) + "\n").encode())
 
 
 def _nccl_tests(programs: list[str], sizes: list[int], iterations: int, expect: float | None) -> int:

@@ -67,6 +67,7 @@ def check(
         glmforge cluster check cluster.yaml --local --level quick --drain
     """
     from glmforge.cli.interruptible import terminable
+    from glmforge.data.files import refuse_unwritable, write_whole
     from glmforge.observe.work_progress import work_progress
     from glmforge.runtime.hostfile import HostLine
     from glmforge_ops.health.checks.check import Context, Level
@@ -79,6 +80,8 @@ def check(
         return
     if drain and not local:
         raise typer.BadParameter("--drain is for the node itself: add --local")
+    if json_file is not None and json_file != Path("-"):
+        refuse_unwritable(json_file, overwrite=True)
     cluster = read_cluster(config, hosts, hostfile, partition, ssh)
     machines = [HostLine("localhost")] if local else machines_of(cluster)
     chosen = choose_checks(Level[level.name.upper()], only or (), skip or ())
@@ -92,7 +95,7 @@ def check(
     else:
         _print(findings)
         if json_file is not None:
-            json_file.write_text(json.dumps(as_json(findings), indent=1) + "\n", encoding="utf-8")
+            write_whole(json_file, (json.dumps(as_json(findings), indent=1) + "\n").encode())
     raise typer.Exit(exit_status(findings, strict))
 
 

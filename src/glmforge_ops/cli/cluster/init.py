@@ -28,12 +28,13 @@ def init(
     """
     from itertools import count
 
+    from glmforge.data.files import refuse_unwritable, write_whole
     from glmforge.observe.work_progress import work_progress
-    from glmforge_ops.setup.find import config_text, find_cluster, refuse_existing, write_config
+    from glmforge_ops.setup.find import config_text, find_cluster
 
     prints = out == Path("-")
-    if not (prints or force):
-        refuse_existing(out)
+    if not prints:
+        refuse_unwritable(out, force)
     cluster, came = read_cluster(None, hosts, hostfile, partition, ssh), count(1)
     with work_progress("asking", 64) as show:
         found = find_cluster(cluster, lambda _: show(number := next(came), f"{number} machines have answered"))
@@ -41,7 +42,7 @@ def init(
     if prints:
         typer.echo(text, nl=False)
     else:
-        write_config(out, text, force)
+        write_whole(out, text.encode())
     for head, lines in (("found", found.said), ("not found", found.missing)):
         for line in lines:
             typer.echo(f"{head}: {escaped(line)}", err=prints)

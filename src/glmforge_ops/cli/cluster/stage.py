@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from glmforge.cli.interruptible import interruptible
+from glmforge.cli.interruptible import interruptible, terminable
 from glmforge_ops.cli.cluster.machines import HostfileOption, HostsOption, PartitionOption, SshOption, read_cluster
 
 
@@ -57,7 +57,8 @@ def stage(
         raise HostError(f"--to {target or ''}: give the absolute path of a directory on each node's own disk")
     files = list_sources(sources, follow_links=follow_links)
     is_allocation = "SLURM_JOB_ID" in os.environ and not any((config, hosts, hostfile, partition))
-    with interruptible("complete files are kept, run it again"), work_progress("staging", 3) as show:
+    again = "complete files are kept, run it again"
+    with terminable(), interruptible(again), work_progress("staging", 3) as show:
         if is_allocation:
             done = stage_in_allocation(files, target, verify=not trust)
         else:

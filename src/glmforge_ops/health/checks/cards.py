@@ -24,6 +24,7 @@ from glmforge_ops.health.checks.check import (
     failed,
     judge,
     judge_each,
+    name_of,
     passed,
     rule,
     skipped,
@@ -242,7 +243,7 @@ def latency(session: Session) -> dict[str, Outcome]:
         scripts: dict[str, str] = {}
         for host, other in round_:
             scripts[other] = _script(active[other], "")  # started first: it waits
-            scripts[host] = _script(active[host], other)
+            scripts[host] = _script(active[host], name_of(other))
         answers = session.shell(scripts, 50.0)
         for host, other in round_:
             outcomes[host] = _judge_latency(answers[host], answers[other], f"{active[host]['layer']}", session.context)

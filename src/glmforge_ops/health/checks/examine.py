@@ -11,6 +11,7 @@ from typing import Any
 
 from glmforge.errors import ConfigError, HostError
 from glmforge.files import escaped, shown
+from glmforge.observe.units import counted
 from glmforge.runtime.hostfile import LOCAL
 from glmforge_ops.health.checks import cards, data, gpu, hosts, job, machine, network, services, storage, versions
 from glmforge_ops.health.checks.check import (
@@ -223,9 +224,13 @@ def exit_status(findings: Findings, strict: bool = False) -> int:
 
 def summary(findings: Findings) -> str:
     """One line: "412 passed, 1 warnings, 2 failed, 30 skipped on 8 nodes"."""
+    return f"{counts_in_words(findings.count)} on {counted(len(findings.hosts), 'node')}"
+
+
+def counts_in_words(count: Callable[[Status], int]) -> str:
+    """Of each status: "412 passed, 1 warnings, ..."."""
     words = {Status.PASS: "passed", Status.WARNING: "warnings", Status.FAIL: "failed", Status.SKIPPED: "skipped"}
-    counts = ", ".join(f"{findings.count(status)} {word}" for status, word in words.items())
-    return f"{counts} on {len(findings.hosts)} node{'s' if len(findings.hosts) != 1 else ''}"
+    return ", ".join(f"{count(status)} {word}" for status, word in words.items())
 
 
 @dataclass(frozen=True)

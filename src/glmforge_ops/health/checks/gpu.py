@@ -64,7 +64,7 @@ def _pynvml(python: str) -> Any:
     try:
         return importlib.import_module("pynvml")
     except ImportError:
-        where = run(*shlex.split(python), "-c", "import pynvml; print(pynvml.__file__)") or "/nonexistent/x"
+        where = run(python, "-c", "import pynvml; print(pynvml.__file__)") or "/nonexistent/x"
         sys.path.append(os.path.dirname(where.strip()))
     try:
         return importlib.import_module("pynvml")
@@ -337,7 +337,7 @@ def nccl(session: Session) -> dict[str, Outcome]:
         return skipped("fewer than two GPUs were found")
 
     outcomes = judge_each(session.known(gpus), count_gpus)
-    python = shlex.join(shlex.split(session.context.cluster.python))
+    python = shlex.quote(session.context.cluster.python)
     scripts = {
         host: f"f=$(mktemp) && {python} -m glmforge cluster bench --local {len(of_host)} --backend nccl --collective "
         'all_reduce --min-bytes 1G --max-bytes 1G --json "$f" >&2; s=$?; cat "$f"; rm -f "$f"; exit $s'

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import socket
 import stat
 from typing import Any
@@ -51,15 +50,7 @@ def ssh_files(cluster: Facts) -> dict[str, Any]:
 
 def reach(cluster: Facts, arguments: Facts) -> dict[str, Any]:
     """Whether ssh gets to a node, as the cluster calls it. It asks nothing, and takes no host key that is not known."""
-    given = cluster["ssh"]
-    command = [*shlex.split(given["command"]), "-a", "-x", "-T", "-o", "BatchMode=yes"]
-    command += ["-o", "StrictHostKeyChecking=yes", "-o", "ConnectTimeout=10"]
-    command += ["-o", "IdentitiesOnly=yes", "-i", given["identity"]] if given["identity"] else []
-    if given["known_hosts"]:
-        command += ["-o", 'UserKnownHostsFile="' + given["known_hosts"].replace("%", "%%") + '"']
-    command += ["-l", given["user"]] if given["user"] else []
-    command += ["-p", str(given["port"])] if given["port"] else []
-    status, _, said = call(*command, "--", arguments["to"], "true", limit_s=15)
+    status, _, said = call(*arguments["command"], limit_s=15)
     return {"status": status, "said": said}
 
 
@@ -100,6 +91,7 @@ rule("ssh.keys", "standard", ssh_files, "files of ssh that are open to others", 
 def nodes(session: Session) -> dict[str, Outcome]:
     """In the order of the list."""
     from glmforge.runtime.ssh import UNREACHABLE, explain_unreachable
+    from glmforge_ops.hosts.machines import ssh_of
 
     following = ring(session.hosts)
 
@@ -114,6 +106,7 @@ def nodes(session: Session) -> dict[str, Outcome]:
             fix = "have nodes use what 'glmforge cluster setup' made: ssh.command (or --ssh) 'ssh -F OUT/ssh/config'"
         return failed(f"ssh to {to}: {meaning}", threshold, fix)
 
-    asked = {host: {"to": name_of(to)} for host, to in following.items()}
+    ssh = ssh_of(session.context.cluster)
+    asked = {host: {"command": ssh.to(name_of(to), "true")} for host, to in following.items()}
     told = session.ask(reach, asked, 20.0) if asked else ({}, {})
     return session.everywhere(skipped("takes two nodes")) | judge_each(told, judge_reached)

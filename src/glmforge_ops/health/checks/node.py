@@ -21,8 +21,6 @@ from glmforge_ops.hosts.on_node.wire import begin, say
 ROOT = "GLMFORGE_PROBE_ROOT"
 _CHUNK = 1 << 16
 _LAUNCHERS = ("torchrun", "torch.distributed.run", "glmforge", "slurmstepd", "mpirun")
-_KEEPER = "glmforge_ops/dev/keeper.py"
-"""The first process of a development cluster's host, which starts no ranks."""
 
 
 def main(program: bytes) -> None:
@@ -188,7 +186,7 @@ def is_orphan(pid: int) -> bool:
         parent = int(stat[1])
         if parent <= 1:
             first = read_text("/proc/1/cmdline") or ""  # a container's first process may be a launcher
-            return _KEEPER in first or not any(word in first for word in _LAUNCHERS)
+            return not any(word in first for word in _LAUNCHERS)
         if not is_rank(parent):
             return False
         pid = parent

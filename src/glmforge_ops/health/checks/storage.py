@@ -35,7 +35,6 @@ from glmforge_ops.health.checks.check import (
 )  # fmt: skip
 from glmforge_ops.health.checks.node import call, find_program, names_in, read_text
 
-_NETWORK = ("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "sshfs", "9p", "glusterfs", "wekafs")
 _MIB = 1 << 20
 _CRITICAL = ("no spare blocks", "temperature", "unreliable", "read-only", "backup power", "memory region")
 """Bits of an NVMe disk's critical warning: NVM Express base specification 1.4, 5.14.1.2, byte 0."""
@@ -167,9 +166,12 @@ _MOUNT = "look at /etc/fstab, dmesg (errors make a disk read-only) and the owner
 
 
 def _kind(facts: Facts, context: Context) -> Any:
+    from glmforge_ops.setup.facts import NETWORK_TYPES
+
+    kinds = {facts.get("type"), f"{facts.get('type')}".removeprefix("fuse.")}
     value = f"{facts['type']} at {facts['point']}" if facts["there"] else None
     if value is None or facts["type"] not in ("tmpfs", "ramfs"):
-        return value and ("served by other machines" if facts["type"].removeprefix("fuse.") in _NETWORK else "local")
+        return value and ("served by other machines" if kinds & {*NETWORK_TYPES} else "local")
     return warning(value, "a disk", "what is written there takes memory from the job: mount a disk")
 
 

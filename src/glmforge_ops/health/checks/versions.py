@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 from typing import Any
 
 from glmforge_ops.health.checks.check import (
@@ -56,7 +55,7 @@ def versions(cluster: Facts) -> dict[str, Any]:
     }
     names = ["torch", "glmforge", "nvidia-nccl-cu13", "nvidia-nccl-cu12", *cluster["expected"]]
     names = [name for name in names if re.fullmatch(r"[A-Za-z0-9._-]+", name)]
-    status, printed, said = call(*shlex.split(cluster["python"]), "-c", _ASK, *names, limit_s=15)
+    status, printed, said = call(cluster["python"], "-c", _ASK, *names, limit_s=15)
     if status != 0 or not printed.strip():
         python = dict.fromkeys(("python", "cuda", "packages", "torch", "nccl", "glmforge", "installed"))
         return found | python | {"runs": said or f"status {status}"}

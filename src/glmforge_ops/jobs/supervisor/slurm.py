@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from glmforge.errors import HostError, LaunchError
-from glmforge.runtime.slurm import address_of_node
+from glmforge.runtime.launch import address_of_node
 from glmforge_ops.health.checks.drain import apply_to_node
 from glmforge_ops.hosts.machines import ask_slurm
 from glmforge_ops.jobs.schedulers.base import asking

@@ -132,7 +132,7 @@ def test_a_damaged_original_is_not_copied(run: Path, place: Path) -> None:
     file = max((run / "checkpoints/step-00000010").iterdir(), key=lambda path: path.stat().st_size)
     content = file.read_bytes()
     file.write_bytes(bytes(len(content)))
-    with pytest.raises(HostError, match="the copy differs from the manifest"):
+    with pytest.raises(HostError, match=rf"the copy differs from the manifest \(\./{file.name}: FAILED\)"):
         copy(run, place)
     assert not any(name.startswith("step") for name in names(place / NAME))
     file.write_bytes(content)
@@ -227,6 +227,19 @@ def test_a_run_goes_on_from_its_copy(tiny_data: TinyData, tmp_path: Path, place:
     resumed = StoredTensors(checkpoint_path(place / "tiny/checkpoints", 4))
     assert all(torch.equal(resumed[name], tensor) for name, tensor in tensors.items())
     assert '"resumed"' in (place / "tiny/events.jsonl").read_text()
+
+
+@pytest.mark.parametrize("given", ["a:b", "a:b/checkpoints/.."])
+def test_a_run_by_a_relative_path(run: Path, place: Path, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """rsync would look for one with a colon on another machine."""
+    monkeypatch.chdir(run.rename(run.with_name("a:b")).parent)
+    copy(Path(given), place)
+    assert_whole(place / "a:b", 10)
+
+
+def test_ssh_that_is_not_there(run: Path, place: Path) -> None:
+    with pytest.raises(HostError, match="'no-such-ssh' cannot be started"):
+        copy_newest(run, Destination("backup", place), Ssh(("no-such-ssh",)))
 
 
 @pytest.mark.parametrize("text", ["", "host:relative", "-oProxyCommand=x:/a", "a b:/c", "h$(x):/c", "h[1-2]:/c"])

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,8 +14,9 @@ import pytest
 from glmforge.data.copies import Copy, copy_missing
 from glmforge.runtime.place import place_for
 from glmforge.runtime.ssh import Ssh
-from glmforge_ops.hosts.fanout import Fanout
-from glmforge_ops.storage.sources import list_sources
+from glmforge_ops.hosts.fanout import Fanout, Script
+from glmforge_ops.storage import stage as stage_module
+from glmforge_ops.storage.sources import SourceFile, list_sources
 from glmforge_ops.storage.stage import Staged, stage
 from helpers.dev_cluster import slurm_cluster
 from helpers.ssh_nodes import skip_unless_possible, ssh_nodes
@@ -68,8 +70,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     if request.param == "it is sent":  # as if no node could read it
         plain = Fanout.run
 
-        def run(self: Fanout, hosts: list[str], script: str, *arguments: object) -> object:
-            return plain(self, hosts, script.replace("test -r", "false && test -r"), *arguments)  # type: ignore[arg-type]
+        def run(self: Fanout, hosts: list[str], script: Script, *arguments: object, here: bool) -> object:
+            script = script.replace("test -r", "false && test -r") if isinstance(script, str) else script
+            return plain(self, hosts, script, *arguments, here=here)  # type: ignore[arg-type]
 
         monkeypatch.setattr(Fanout, "run", run)
 
@@ -144,6 +147,18 @@ def test_a_run_takes_the_copies(nodes: Nodes, source: Path) -> None:
     before = copy.stat()
     copy_missing([Copy(original, copy, None)], cache, setting="data.cache_dir", what="shards")
     assert copy.stat().st_ino == before.st_ino
+
+
+def test_a_copy_that_stays_different_is_named(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage_module, "_checksums", lambda files, target: wrong_sum(files[-1], target))
+    done = stage(list_sources([source]), tmp_path / "cache", ["localhost"], Fanout())
+    assert re.fullmatch(
+        r"a copy differs from its source \(/.*: FAILED\); check the disk there", done.problems["localhost"]
+    )
+
+
+def wrong_sum(file: SourceFile, target: Path) -> str:
+    return f"{'0' * 64}  {target / file.directory / file.name}\n"
 
 
 def test_the_command(nodes: Nodes, source: Path) -> None:

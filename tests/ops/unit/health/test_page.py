@@ -7,8 +7,9 @@ import pytest
 
 from glmforge_ops.environment.lint import lint_environment
 from glmforge_ops.health.checks.check import Status, failed, passed, skipped, warning
+from glmforge_ops.health.checks.examine import counts_in_words
 from glmforge_ops.health.look import Health
-from glmforge_ops.health.page import as_dict, lines, summary
+from glmforge_ops.health.page import as_dict, lines
 
 GIB = 2**30
 SYSTEM: dict[str, Any] = {
@@ -62,17 +63,17 @@ def page(found: Health) -> str:
 @pytest.mark.parametrize(
     "words",
     [
-        "machine node1, Debian, Linux 6.1, up 3 days",
+        "machine node1, Debian, Linux 6.1, up 3d 00h",
         "processor 64 cores, load 1.5",
-        "memory 500.0 GiB of 512.0 GiB available",
-        "/dev/shm 51 MiB of 1.0 GiB free",
-        "open files unlimited, locked memory 8 MiB, processes 300,000",
+        "memory 500 GiB of 512 GiB available",
+        "/dev/shm 51.2 MiB of 1.00 GiB free",
+        "open files unlimited, locked memory 8.00 MiB, processes 300,000",
         "network eth0 up, 100 Gbit/s, MTU 9000",
-        "training process 12 of ada, for 2 hours; what started it has ended: torchrun x",
+        "training process 12 of ada, for 2h 00m; what started it has ended: torchrun x",
         "disk /data: 25.0 of 100.0 GB free, nfs4, 50 % of inodes free, read-only (/data/a, /data/b)",
         "disk /local: is not there",
         "GPUs 1, driver 570.1, CUDA up to 12.8",
-        "GPU 0: NVIDIA H100: 2.0 GiB of 80.0 GiB used, 7 % busy, 41 degrees C, 3 uncorrected memory errors, "
+        "GPU 0: NVIDIA H100: 2.00 GiB of 80.0 GiB used, 7 % busy, 41 degrees C, 3 uncorrected memory errors, "
         "used by 99 (python train.py)",
         "versions torch 2.13.0",
         "pass environment no variable",
@@ -137,7 +138,7 @@ def test_counts_and_json_agree() -> None:
         outcomes={"a": passed("1"), "b": failed("1", "2", "m"), "c": warning("1", "2", "m"), "d": skipped("x")},
         environment=tuple(lint_environment({"NCCL_TIMEOUT": "1"})),
     )
-    assert summary(found) == "1 passed, 1 warnings, 2 failed, 1 skipped"
+    assert counts_in_words(found.count) == "1 passed, 1 warnings, 2 failed, 1 skipped"
     data = json.loads(json.dumps(as_dict(found)))
     assert data["counts"] == {"pass": 1, "skipped": 1, "warning": 1, "fail": 2}
     assert data["facts"]["gpus"]["gpus"][0]["name"] == "NVIDIA H100"

@@ -11,12 +11,12 @@ from glmforge.cli.app import app
 from glmforge.config.cluster import ClusterConfig, SlurmConfig
 from glmforge.config.load import load_settings
 from glmforge.config.tree import parse
-from glmforge.errors import HostError
+from glmforge.errors import DataError
 from glmforge_ops.hosts.fanout import Answer, Fanout, Outcome
 from glmforge_ops.hosts.machines import load_cluster
 from glmforge_ops.hosts.on_node.wire import MARK
 from glmforge_ops.setup import facts, find
-from glmforge_ops.setup.find import config_text, find_cluster, write_config
+from glmforge_ops.setup.find import config_text, find_cluster
 
 TB = 10**12
 
@@ -107,11 +107,9 @@ def test_no_file_is_replaced_unless_forced(tmp_path: Path) -> None:
     assert "found: 1 machine: localhost" in first.output
     file.write_text("name: mine\n")
     again = CliRunner().invoke(app, options)
-    assert isinstance(again.exception, HostError)
-    assert str(again.exception) == f"{file}: exists already; write to another --out, or pass --force"
+    assert isinstance(again.exception, DataError)
+    assert str(again.exception) == f"{file}: exists already: choose another name, or replace it with --force"
     assert file.read_text() == "name: mine\n"
-    with pytest.raises(HostError, match="exists already"):
-        write_config(file, "name: other\n", force=False)
     assert CliRunner().invoke(app, [*options, "--force"]).exit_code == 0
     assert load_cluster(file).nodes == ["localhost"]
     assert [path.name for path in tmp_path.iterdir()] == ["cluster.yaml"]

@@ -81,5 +81,5 @@ def test_a_pair_of_keys_is_made_once_and_a_bad_one_is_named(tmp_path: Path) -> N
     (tmp_path / "id_ed25519.pub").unlink()  # a setup was killed when it had made one of the two
     assert own_key(tmp_path, make=True) == line
     (tmp_path / "id_ed25519").chmod(0o644)
-    with pytest.raises(HostError, match=r"id_ed25519: ssh-keygen fails: .*; remove it with its \.pub"):
+    with pytest.raises(HostError, match=r"id_ed25519: 'ssh-keygen' fails: .*; remove it with its \.pub"):
         own_key(tmp_path, make=True)

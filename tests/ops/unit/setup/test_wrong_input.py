@@ -71,10 +71,16 @@ def test_fingerprints_that_are_none(tmp_path: Path, text: str) -> None:
 
 def test_two_setups_at_once(tmp_path: Path) -> None:
     with (
-        _alone(tmp_path / "cluster"),
+        _alone(tmp_path / "cluster", None),
         pytest.raises(HostError, match="another setup of this cluster is running; wait for it"),
-        _alone(tmp_path / "cluster"),
+        _alone(tmp_path / "cluster", None),
     ):
+        pass
+
+
+def test_a_directory_of_keys_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "ssh").touch()
+    with pytest.raises(HostError, match="cannot be written: File exists"), _alone(tmp_path, tmp_path / "ssh"):
         pass
 
 

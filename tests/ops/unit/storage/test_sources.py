@@ -81,6 +81,16 @@ def test_what_is_no_plain_file_is_refused_by_name(
     assert str(refusal.value).isprintable()
 
 
+@pytest.mark.parametrize("name", ["a\nb", "\udcff", "a\\b"])
+def test_folders_of_a_model_are_refused_by_name_too(tmp_path: Path, name: str) -> None:
+    """They stand in the list of checksums, as names of files do."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "weights").write_text("x")
+    with pytest.raises(HostError, match="invalid file name"):
+        list_sources([tmp_path])
+
+
 @pytest.mark.parametrize("name", ["-rf", "a b", "it's", '"', "$(touch x)", "é", "*"])
 def test_odd_names_are_only_names(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("x")

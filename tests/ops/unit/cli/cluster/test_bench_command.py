@@ -54,3 +54,5 @@ def test_nccl_tests_on_path_measure(
     result = CliRunner().invoke(app, ["cluster", "bench", "--collective", "all_reduce", *expect])
     assert result.exit_code == status, result.output
     assert TABLE in result.output
+    refused = CliRunner().invoke(app, ["cluster", "bench", "--collective", "all_reduce", "--json", "x.json"])
+    assert "--json: nccl-tests prints tables only" in str(refused.exception)

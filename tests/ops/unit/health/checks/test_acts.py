@@ -93,11 +93,32 @@ def test_keys_that_others_can_read_are_told(tmp_path: Path, monkeypatch: pytest.
     ],
 )
 def test_why_a_node_is_not_reached_by_another(status: int | None, said: str, expected: str) -> None:
-    asked = session("ab", lambda _, host, given: {"status": status if host == "a" else 0, "said": said})
+    def answer(_: Gather, host: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        assert "BatchMode=yes" in given["command"]
+        assert given["command"][-2] == ("b" if host == "a" else "a")
+        return {"status": status if host == "a" else 0, "said": said}
+
+    asked = session("ab", answer)
     outcomes = run_check(BY_NAME["ssh.nodes"], asked)
     assert expected in outcomes["a"].value
     assert outcomes["b"].status == "pass"
     assert statuses("ssh.nodes", session("a")) == "s"
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [("fuse.juicefs", "fail"), ("panfs", "fail"), ("fuse.ceph", "fail"), ("xfs", "pass")]
+)
+def test_a_disk_of_the_nodes_own_is_what_setup_takes_for_one(kind: str, status: str) -> None:
+    facts = {"path": "/x", "there": True, "point": "/x", "type": kind}
+    assert judged("disk.kind", facts, local_path="/x").status == status
+
+
+def test_a_python_below_a_folder_with_a_space(tmp_path: Path) -> None:
+    """It is one word for every check, as it is in the scripts of a job."""
+    python = tmp_path / "my env" / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    assert versions.versions({"python": str(python), "expected": {}})["runs"] == "runs"
 
 
 def test_this_python_has_the_package_and_keeps_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,13 +387,15 @@ def test_rdma_latency_is_measured_in_a_ring() -> None:
 
     def shell(scripts: Mapping[str, str], limit_s: float) -> dict[str, Answer]:
         rounds.append(set(scripts))
-        return {host: answered(shown.format(9.0 if host == "b" else 1.6)) for host in scripts}
+        assert not any("@" in script for script in scripts.values()), "ib_write_lat knows no accounts"
+        return {host: answered(shown.format(9.0 if host == "root@b" else 1.6)) for host in scripts}
 
     port = {"device": "mlx5_0", "port": "1", "layer": "InfiniBand", "state": "ACTIVE LinkUp"}
     asked = session("abc", facts={cards.ports: {"ports": [port]}})
-    asked = Session(asked.context, asked.hosts, asked.facts, asked.ask, shell)
+    facts = {host.replace("b", "root@b"): found for host, found in asked.facts.items()}
+    asked = Session(asked.context, list(facts), facts, asked.ask, shell)
     assert statuses("infiniband.latency", asked) == "pfp"
-    assert rounds == [{"a", "b"}, {"b", "c"}, {"a", "c"}]
+    assert rounds == [{"a", "root@b"}, {"root@b", "c"}, {"a", "c"}]
 
 
 def test_dcgms_failing_tests_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
