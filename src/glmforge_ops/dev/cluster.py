@@ -51,7 +51,10 @@ class DevCluster:
             )
         with places.lock():
             if (old := read_state(places)) is not None and old.is_running:
-                raise HostError(f"{directory}: a cluster is up there already; end it: glmforge cluster dev down")
+                raise HostError(
+                    f"{directory}: a cluster is up there already; "
+                    f"end it: glmforge cluster dev down --directory {directory}"
+                )
             end_cluster(places, old)
             places.clear()
             cluster = cls(places, ClusterState(options=options, hosts={}))

@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from glmforge.errors import ConfigError, HostError
+from glmforge.observe.units import counted
 from glmforge.runtime.launch import LaunchEnvironment
 
 logger = logging.getLogger(__name__)
@@ -190,7 +191,7 @@ def find_slow(
             mine.take_part(number)
             search.record(*mine.collect(number, pairs))
             number += 1
-            done(f"round {number}: {len(pairs)} pairs, {time.perf_counter() - start:.1f} s")
+            done(f"round {number}: {counted(len(pairs), 'pair')}, {time.perf_counter() - start:.1f} s")
         findings = search.findings([name for name, _ in mine.hosts])
         mine.dismiss(number, findings.lost)
     except dist.DistError as error:

@@ -45,7 +45,9 @@ def check(
     level: Annotated[
         LevelName, typer.Option(help="quick: before every job; standard: manually; thorough: after a repair.")
     ] = LevelName.standard,
-    only: Annotated[list[str] | None, typer.Option(help="Only this check or subject; may be repeated.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only this check or subject, of any level; may be repeated.")
+    ] = None,
     skip: Annotated[list[str] | None, typer.Option(help="Not this check or subject; may be repeated.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings and skipped checks fail, too.")] = False,
     drain: Annotated[

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -69,8 +70,7 @@ def clean(
     if as_json:
         typer.echo(json.dumps([asdict(each) for each in found.values()], indent=1))
     else:
-        for each in found.values():
-            _tell(each, dry_run)
+        _tell(list(found.values()), dry_run)
         total = sum(each.num_bytes for each in found.values())
         _sum_up(sum(len(each.removed) for each in found.values()), total, len(found), dry_run)
     raise typer.Exit(1 if any(each.problem for each in found.values()) else 0)
@@ -108,24 +108,34 @@ def _seconds(text: str) -> float:
     return float(int(found[1]) * _SECONDS[found[2]])
 
 
-def _tell(node: "Cleaned", dry_run: bool) -> None:
+def _tell(nodes: "list[Cleaned]", dry_run: bool) -> None:
+    """Each line once, before it the nodes that say it."""
+    from glmforge.files import shown
+    from glmforge_ops.hosts.fold import fold_hosts
+
+    for node in nodes:
+        if node.problem:
+            typer.echo(f"glmforge: {node.host}: {shown(node.problem)}", err=True)
+    said: dict[str, list[str]] = {}
+    for node in nodes:
+        for line in _lines(node, dry_run):
+            said.setdefault(line, []).append(node.host)
+    for line, hosts in said.items():
+        typer.echo(f"{fold_hosts(hosts)}: {line}")
+
+
+def _lines(node: "Cleaned", dry_run: bool) -> Iterator[str]:
     from glmforge.files import shown
     from glmforge.observe.units import format_bytes
 
-    if node.problem:
-        typer.echo(f"glmforge: {node.host}: {shown(node.problem)}", err=True)
     did = "would remove" if dry_run else "removed"
     for each in node.removed:
-        size = format_bytes(each["bytes"])
-        typer.echo(f"{node.host}: {did} {each['kind']} {shown(each['path'])} ({size}; {shown(each['why'])})")
+        yield f"{did} {each['kind']} {shown(each['path'])} ({format_bytes(each['bytes'])}; {shown(each['why'])})"
     for each in node.kept:
-        typer.echo(f"{node.host}: kept {shown(each['path'])}: {shown(each['why'])}")
+        yield f"kept {shown(each['path'])}: {shown(each['why'])}"
     for each in node.processes:
         ended = {True: "ended", False: "does not end"}.get(each.get("ended"), "stale")  # type: ignore[arg-type]
-        typer.echo(
-            f"{node.host}: {ended}: process {each['pid']}, {shown(each['what'])} of {shown(each['run'])} "
-            f"({shown(each['why'])})"
-        )
+        yield f"{ended}: process {each['pid']}, {shown(each['what'])} of {shown(each['run'])} ({shown(each['why'])})"
 
 
 def _sum_up(number: int, num_bytes: int, num_nodes: int, dry_run: bool) -> None:

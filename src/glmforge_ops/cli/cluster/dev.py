@@ -1,6 +1,7 @@
 """`glmforge cluster dev`: real Slurm on this machine, with nodes that can fail."""
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -148,7 +149,7 @@ def fail(node: NodeArgument, name: NameOption = "default", directory: DirectoryO
         glmforge cluster dev fail node2
     """
     _open(name, directory).fail(node)
-    typer.echo(f"{node}: failed; bring it back: glmforge cluster dev heal {node}")
+    typer.echo(f"{node}: failed; bring it back: {_heal(node, name, directory)}")
 
 
 @app.command("cut")
@@ -160,7 +161,7 @@ def cut(node: NodeArgument, name: NameOption = "default", directory: DirectoryOp
         glmforge cluster dev cut node2
     """
     _open(name, directory).cut(node)
-    typer.echo(f"{node}: link cut; restore it: glmforge cluster dev heal {node}")
+    typer.echo(f"{node}: link cut; restore it: {_heal(node, name, directory)}")
 
 
 @app.command("heal")
@@ -173,6 +174,13 @@ def heal(node: NodeArgument, name: NameOption = "default", directory: DirectoryO
     """
     _open(name, directory).heal(node)
     typer.echo(f"{node}: is up")
+
+
+def _heal(node: str, name: str, directory: Path | None) -> str:
+    """The command that does so, of the same cluster."""
+    where = "" if name == "default" else f" --name {name}"
+    where = where if directory is None else f" --directory {shlex.quote(str(directory))}"
+    return f"glmforge cluster dev heal {node}{where}"
 
 
 def _directory(name: str, directory: Path | None) -> Path:

@@ -56,7 +56,8 @@ def stage(
     if target is None or not target.is_absolute():
         raise HostError(f"--to {target or ''}: give the absolute path of a directory on each node's own disk")
     files = list_sources(sources, follow_links=follow_links)
-    is_allocation = "SLURM_JOB_ID" in os.environ and not any((config, hosts, hostfile, partition))
+    in_slurm = {"SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"} <= os.environ.keys()
+    is_allocation = in_slurm and not any((config, hosts, hostfile, partition))
     again = "complete files are kept, run it again"
     with terminable(), interruptible(again), work_progress("staging", 3) as show:
         if is_allocation:

@@ -116,7 +116,7 @@ def prometheus(session: Session) -> dict[str, Outcome]:
         names = {name_of(host), name_of(host).split(".")[0], f"{known.get(host, {}).get('address')}"}
         names |= {"localhost", "127.0.0.1"} if host in LOCAL else set()
         found = sorted(state for name in names for state in targets.get(name, ()))
-        bad = next((state for state in found if state != "up"), None if found else "is no target")
+        bad = next((state for state in found if state != "up"), None if found else "not a target")
         fix = "look at the exporter there and the network between; scrape_configs of prometheus.yml must name it"
         outcomes[host] = passed(f"{len(found)} targets up") if bad is None else failed(bad, threshold, fix)
     return outcomes
@@ -132,8 +132,8 @@ def _each_node(session: Session, judge_node: Callable[[str, str, str], Outcome])
     except HostError:
         return session.everywhere(skipped("Slurm is not used here"))
     nodes = {name: rest for name, _, rest in (line.partition("|") for line in lines)}
-    missing = failed("is no node of Slurm's", "a node", "add it to slurm.conf, or take it from the list")
-    outcomes = session.everywhere(missing if session.context.cluster.slurm else skipped("is no node of Slurm's"))
+    missing = failed("not a Slurm node", "a node", "add it to slurm.conf, or take it from the list")
+    outcomes = session.everywhere(missing if session.context.cluster.slurm else skipped("not a Slurm node"))
     for host in session.hosts:
         name = name_of(host)
         if (node := nodes.get(name) or nodes.get(name.split(".")[0])) is not None:
@@ -176,7 +176,7 @@ def daemon(facts: Facts, context: Context) -> Outcome:
     if facts["up"]:
         return passed("slurmd is up")
     if not facts["there"] or context.cluster.slurm is None:
-        return skipped("is no node of Slurm's: no slurmd runs for this host")
+        return skipped("not a Slurm node: no slurmd runs for this host")
     return failed("slurmd is not up", "up", "systemctl start slurmd; look at its log")
 
 

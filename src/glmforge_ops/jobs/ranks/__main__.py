@@ -16,7 +16,7 @@ from typing import NoReturn
 from glmforge.errors import LaunchError
 from glmforge_ops.jobs.ranks.assignment import Assignment
 from glmforge_ops.jobs.ranks.rank import Rank
-from glmforge_ops.jobs.ranks.variables import attempt_number, interface_to, rank_variables
+from glmforge_ops.jobs.ranks.variables import attempt_number, interface_to, rank_variables, slurm_job
 
 USAGE = "usage: python -P -m glmforge_ops.jobs.ranks DIRECTORY (--node N | --slurm-node) [--control] [--secrets]"
 
@@ -143,7 +143,7 @@ class Node:
     def _leave_to_supervisor(self) -> None:
         """Under Slurm, see that there is one: if its node was lost, Slurm keeps the job on the others for nothing."""
         self._leaves = True
-        job, heartbeat = os.environ.get("SLURM_JOB_ID"), self._heartbeat
+        job, heartbeat = slurm_job(), self._heartbeat
         missing = heartbeat.unchanged
         heartbeat.look()
         if not job or not self._assignment.requeue or not heartbeat.seen:

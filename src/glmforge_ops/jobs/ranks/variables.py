@@ -97,3 +97,13 @@ def own_address_towards(address: str) -> str | None:
 def attempt_number(directory: Path) -> str:
     """Of an attempt's directory, attempts/0012: 12; 0 for a directory with another name."""
     return str(int(directory.name)) if re.fullmatch(r"[0-9]{1,9}", directory.name) else "0"
+
+
+def slurm_job() -> str | None:
+    """The job that this process is part of, for Slurm's commands; None outside of Slurm.
+
+    A task of an array is named by its place: the job number of the last task is also that of the whole array, and a
+    command that is given it acts on all tasks.
+    """
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID")

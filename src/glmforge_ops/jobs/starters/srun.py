@@ -22,6 +22,7 @@ import subprocess
 from glmforge.errors import LaunchError
 from glmforge.observe.job_records import AttemptDirectory
 from glmforge_ops.jobs.ranks.assignment import Assignment
+from glmforge_ops.jobs.ranks.variables import slurm_job
 from glmforge_ops.jobs.schedulers.base import ask, asking
 from glmforge_ops.jobs.script.container import by_pyxis, is_apptainers
 from glmforge_ops.jobs.starters.base import (
@@ -67,7 +68,7 @@ class SrunStarter:
 
     def start(self, attempt: AttemptDirectory, ranks: Assignment) -> "Step":
         """Raises `LaunchError` outside a job."""
-        job = os.environ.get("SLURM_JOB_ID")
+        job = slurm_job()
         if job is None:
             raise LaunchError("the starter srun: SLURM_JOB_ID is not set, so this is not a Slurm job; choose ssh")
         for step, name in _steps_of(job):  # Slurm's controller may have been down when an earlier one was to be killed

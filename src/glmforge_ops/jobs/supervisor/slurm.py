@@ -15,6 +15,7 @@ from glmforge.errors import HostError, LaunchError
 from glmforge.runtime.launch import address_of_node
 from glmforge_ops.health.checks.drain import apply_to_node
 from glmforge_ops.hosts.machines import ask_slurm
+from glmforge_ops.jobs.ranks.variables import slurm_job
 from glmforge_ops.jobs.schedulers.base import asking
 from glmforge_ops.jobs.script.amounts import seconds
 
@@ -44,13 +45,11 @@ class SlurmAllocation:
     @classmethod
     def here(cls) -> "SlurmAllocation":
         """Raises `LaunchError` outside a job, `HostError` if Slurm's commands do not work."""
-        job, nodes = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_JOB_NODELIST")
+        job, nodes = slurm_job(), os.environ.get("SLURM_JOB_NODELIST")
         if not job or not nodes:
             raise LaunchError("SLURM_JOB_ID is not set: this job is Slurm's; submit it with 'glmforge launch'")
-        task, array = os.environ.get("SLURM_ARRAY_TASK_ID"), os.environ.get("SLURM_ARRAY_JOB_ID")
         names = tuple(ask_slurm("scontrol", "show", "hostnames", nodes).split())
-        submission = f"{array}_{task}" if array and task else job
-        return cls(submission, int(os.environ.get("SLURM_RESTART_COUNT") or 0), names)
+        return cls(job, int(os.environ.get("SLURM_RESTART_COUNT") or 0), names)
 
     def nodes(self) -> tuple[str, ...]:
         """Without those that Slurm has taken from the job: one that was down is not given back to it."""

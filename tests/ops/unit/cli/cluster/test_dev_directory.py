@@ -1,6 +1,7 @@
 """Where a development cluster lies, as its commands are told."""
 
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from typer.testing import CliRunner
@@ -17,3 +18,16 @@ def test_a_directory_beside_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for words in (["status"], ["heal", "node1"]):
         CliRunner().invoke(app, ["cluster", "dev", *words, "--directory", "../lab"])
     assert opened == [tmp_path / "lab"] * 2
+
+
+@pytest.mark.parametrize(
+    ("where", "hint"),
+    [([], "node1\n"), (["--name", "two"], "node1 --name two\n"), (["--directory", "lab"], "node1 --directory lab\n")],
+)
+def test_what_brings_a_node_back_names_the_same_cluster(
+    monkeypatch: pytest.MonkeyPatch, where: list[str], hint: str
+) -> None:
+    monkeypatch.setattr(DevCluster, "open", lambda _: MagicMock())
+    for command in ("fail", "cut"):
+        done = CliRunner().invoke(app, ["cluster", "dev", command, "node1", *where])
+        assert done.stdout.endswith(f": glmforge cluster dev heal {hint}")

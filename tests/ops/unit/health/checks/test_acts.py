@@ -474,7 +474,7 @@ def test_slurm_tells_state_reason_and_gpus(monkeypatch: pytest.MonkeyPatch) -> N
     assert outcomes["b"].value == "drained: Xid 79 | on GPU 3"
     assert outcomes["c"].value == "down, does not respond: Not responding"
     found = [outcome.value for outcome in run_check(BY_NAME["slurm.gpus"], asked).values()]
-    assert found == ["8 GPUs", "4 GPUs", "8 GPUs", "0 GPUs", "is no node of Slurm's"]
+    assert found == ["8 GPUs", "4 GPUs", "8 GPUs", "0 GPUs", "not a Slurm node"]
 
 
 def test_without_slurm_nothing_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:

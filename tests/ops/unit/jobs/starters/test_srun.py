@@ -48,3 +48,23 @@ def test_steps_of_earlier_attempts_are_killed_first(monkeypatch: pytest.MonkeyPa
     ranks = assignment(["true"], ranks_per_node=4, cpus_per_task=3)
     assert ended(SrunStarter().start(attempt_in(tmp_path), ranks)) == 0
     assert told.read_text().splitlines() == ["--signal=KILL 7.3", "--signal=KILL 7.7", "cpus 12"]
+
+
+def test_steps_of_other_tasks_of_the_array_are_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Asked for the job number of the last task, which is also the array's, squeue lists the steps of all of them."""
+    told = tmp_path / "told"
+    programs = {
+        "squeue": """case "$*" in
+            *--jobs=7_1*) echo "7_1.3 attempt-0001" ;;
+            *) printf "7_%d.3 attempt-0001\\n" 0 1 ;;
+            esac""",
+        "scancel": f'echo "$*" >> {told}',
+        "srun": "true",
+    }
+    put_on_path(monkeypatch, tmp_path, programs)
+    for name, value in {"JOB_ID": "7", "ARRAY_JOB_ID": "7", "ARRAY_TASK_ID": "1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    step = SrunStarter().start(attempt_in(tmp_path), assignment(["true"]))
+    step.signal(signal.SIGUSR1)
+    assert ended(step) == 0
+    assert told.read_text().splitlines() == ["--signal=KILL 7_1.3", "--signal=USR1 7_1.3"]

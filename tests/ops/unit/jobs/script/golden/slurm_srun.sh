@@ -92,5 +92,6 @@ fi
 say "requeued"
 # The requeue ends this script. A status that it gave by itself could arrive late and be taken for the next start's, which
 # would then count as failed.
-scontrol requeue "$SLURM_JOB_ID" && exec sleep 600
+# Of an array this task only: the job number of the last one is also the whole array's.
+scontrol requeue "${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_}${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}" && exec sleep 600
 exit "$status"
