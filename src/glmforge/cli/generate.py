@@ -195,9 +195,9 @@ def _answer_one(engine: "Engine", text: str, params: "SamplingParams", *, contro
 
 def _show_logprobs(tokenizer: "Tokenizer", tokens: "Sequence[int]", logprobs: "Sequence[TokenLogprob]") -> None:
     """A line for each token: its log-probability, the token, and the likeliest ones with theirs."""
-    for token, (logprob, top) in zip(tokens, logprobs, strict=True):
-        others = "  ".join(f"{tokenizer.decode([one])!r} {value:.3f}" for one, value in top)
-        typer.echo(f"{logprob:8.3f}  {tokenizer.decode([token])!r:<16}  {others}".rstrip())
+    for token, told in zip(tokens, logprobs, strict=True):
+        others = "  ".join(f"{tokenizer.decode([one])!r} {value:.3f}" for one, value in told.top)
+        typer.echo(f"{told.logprob:8.3f}  {tokenizer.decode([token])!r:<16}  {others}".rstrip())
 
 
 def _answer_file(engine: "Engine", options: Options, params: "SamplingParams") -> None:

@@ -24,6 +24,7 @@ from glmforge.errors import DataError, GlmforgeError
 from glmforge.generate.admission import QueueFullError
 from glmforge.generate.answer import Sample
 from glmforge.generate.engine import Engine, Prepared
+from glmforge.generate.logprobs import TokenLogprob
 from glmforge.generate.params import SamplingParams
 from glmforge.generate.prompts import Prompt
 from glmforge.observe.units import counted
@@ -255,12 +256,16 @@ def _plain(sample: Sample) -> dict[str, object]:
     if sample.drafts.num_drafted:
         content["drafts"] = sample.drafts._asdict()
     if sample.logprobs:
-        content["logprobs"] = [one._asdict() for one in sample.logprobs]
+        content["logprobs"] = _logprobs(sample.logprobs)
     if sample.details is not None and sample.details.prompt_logprobs:
-        content["prompt_logprobs"] = [one._asdict() for one in sample.details.prompt_logprobs]
+        content["prompt_logprobs"] = _logprobs(sample.details.prompt_logprobs)
     if sample.details is not None and sample.details.experts_TMK is not None:
         content["experts"] = sample.details.experts_TMK.tolist()
     return content
+
+
+def _logprobs(logprobs: Iterable[TokenLogprob]) -> list[dict[str, object]]:
+    return [{name: value for name, value in one._asdict().items() if name != "named" or value} for one in logprobs]
 
 
 def _json(value: dict[str, object]) -> bytes:

@@ -13,27 +13,34 @@ from torch import Tensor
 
 
 class TokenLogprob(NamedTuple):
-    """Of one token: its log-probability, and the likeliest tokens with theirs, likeliest first."""
+    """Of one token: its log-probability, the likeliest tokens with theirs, likeliest first, and those of the tokens
+    that the request names."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    named: tuple[float, ...] = ()
 
 
 def token_logprobs(
-    logits_LV: Tensor, temperatures: Sequence[float], tokens: Sequence[int], num_top: Sequence[int]
+    logits_LV: Tensor,
+    temperatures: Sequence[float],
+    tokens: Sequence[int],
+    num_top: Sequence[int],
+    named: Sequence[Sequence[int]] = (),
 ) -> list[TokenLogprob]:
-    """Of `tokens`, each with so many of the likeliest."""
+    """Of `tokens`, each with so many of the likeliest, and of those that are `named` at its place."""
     heat_L = torch.tensor([heat or 1.0 for heat in temperatures], dtype=logits_LV.dtype, device=logits_LV.device)
     logits_LV = logits_LV / heat_L[:, None]
     log_z_L = logits_LV.logsumexp(dim=-1)
     tokens_L = torch.tensor(tokens, device=logits_LV.device)
     chosen = (logits_LV.gather(1, tokens_L[:, None]).squeeze(1) - log_z_L).tolist()
-    most = max(num_top, default=0)
-    if most == 0:
-        return [TokenLogprob(logprob) for logprob in chosen]
-    largest_LK, ids_LK = logits_LV.topk(min(most, logits_LV.shape[1]), dim=-1)
-    rows = zip(chosen, ids_LK.tolist(), (largest_LK - log_z_L[:, None]).tolist(), num_top, strict=True)
-    return [
-        TokenLogprob(logprob, tuple(zip(ids[:number], logprobs[:number], strict=True)))
-        for logprob, ids, logprobs, number in rows
-    ]
+    top: Sequence[tuple[tuple[int, float], ...]] = [()] * len(chosen)
+    if most := max(num_top, default=0):
+        largest_LK, ids_LK = logits_LV.topk(min(most, logits_LV.shape[1]), dim=-1)
+        rows = zip(ids_LK.tolist(), (largest_LK - log_z_L[:, None]).tolist(), num_top, strict=True)
+        top = [tuple(zip(ids[:number], logprobs[:number], strict=True)) for ids, logprobs, number in rows]
+    told: list[tuple[float, ...]] = [()] * len(chosen)
+    for row, ids in enumerate(named):
+        if ids:
+            told[row] = tuple((logits_LV[row, list(ids)] - log_z_L[row]).tolist())
+    return [TokenLogprob(*one) for one in zip(chosen, top, told, strict=True)]

@@ -57,8 +57,10 @@ class SamplingParams:
             64, of up to 1,024 characters. Needs a tokenizer.
         logprobs: log-probabilities of each chosen token and of so many of the likeliest, under the temperature (under
             1 for temperature 0) and before anything else changes them; None for none.
-        prompt_logprobs: those of the prompt's tokens but the first. All of the prompt is computed for it, whatever
-            prefixes are known.
+        logprob_tokens: the log-probabilities of these tokens, too, at each place of the answer. Needs `logprobs`.
+        prompt_logprobs: those of the prompt's tokens but the first. All of the prompt is computed for it, even where
+            its beginning is in the cache.
+        prompt_logprobs_from: only of the prompt's tokens from this one on; what precedes them is taken from the cache.
         experts: the experts that every token of the prompt and the answer chose in every layer, but the answer's last
             token, which nothing is computed from. All of the prompt is computed for it.
     """
@@ -83,13 +85,15 @@ class SamplingParams:
     stop_ids: Sequence[int] = ()
     stop: Sequence[str] = ()
     logprobs: int | None = None
+    logprob_tokens: Sequence[int] = ()
     prompt_logprobs: bool = False
+    prompt_logprobs_from: int = 0
     experts: bool = False
 
     def __post_init__(self) -> None:
         for name, limit in _LIMITS.items():
             limit.check(name, getattr(self, name))
-        for name in ("banned_tokens", "first_tokens", "stop_ids"):
+        for name in ("banned_tokens", "first_tokens", "stop_ids", "logprob_tokens"):
             _check_list(name, getattr(self, name), int, "token ids, such as [17, 4]")
         _check_list("stop", self.stop, str, 'strings, such as ["\\n\\n"]')
         if not all(self.stop):
@@ -102,6 +106,8 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             _TOKEN.check("logit_bias", token)
             _NUMBER.check(f"logit_bias of token {token}", bias)
+        if self.logprob_tokens and self.logprobs is None:
+            raise RequestError("logprob_tokens: goes with logprobs; set logprobs to 0 or more")
         if self.min_new_tokens > self.max_new_tokens:
             raise RequestError(
                 f"min_new_tokens: {self.min_new_tokens:,} is more than max_new_tokens, {self.max_new_tokens:,}"
@@ -118,7 +124,7 @@ class SamplingParams:
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise `RequestError` for a token that a model of so many does not have, and where none is left to choose."""
-        named = [*self.logit_bias, *self.banned_tokens, *self.first_tokens, *self.stop_ids]
+        named = [*self.logit_bias, *self.banned_tokens, *self.first_tokens, *self.stop_ids, *self.logprob_tokens]
         for token in named:
             if token >= vocab_size:
                 raise RequestError(f"params: token {token} lies outside the vocabulary of {vocab_size:,}")
@@ -192,6 +198,7 @@ _LIMITS = {
         int, lambda number: 0 <= number <= MAX_TOP_LOGPROBS, f"between 0 and {MAX_TOP_LOGPROBS}", optional=True
     ),
     "prompt_logprobs": _YES_OR_NO,
+    "prompt_logprobs_from": _Limit(int, lambda number: 0 <= number < 2**31, "0 or more, and less than 2**31"),
     "experts": _YES_OR_NO,
 }
 

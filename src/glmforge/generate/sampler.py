@@ -66,7 +66,9 @@ def _choose_at_once(logits_LV: Tensor, places: abc.Sequence[Place]) -> list[Chos
 def place_logprobs(logits_LV: Tensor, places: abc.Sequence[Place], tokens: abc.Sequence[int]) -> list[TokenLogprob]:
     """What the requests ask to be told of `tokens`, from logits that nothing has changed."""
     params = [place.params for place in places]
-    return token_logprobs(logits_LV, [one.temperature for one in params], tokens, [one.logprobs or 0 for one in params])
+    named = [one.logprob_tokens for one in params]
+    temperatures, num_top = [one.temperature for one in params], [one.logprobs or 0 for one in params]
+    return token_logprobs(logits_LV, temperatures, tokens, num_top, named)
 
 
 def adjust_(logits_LV: Tensor, places: abc.Sequence[Place]) -> None:

@@ -118,8 +118,8 @@ class Sequence:
 
     @property
     def num_scored(self) -> int:
-        """After so many tokens the prompt's log-probabilities are known."""
-        return len(self.prompt_logprobs)
+        """After so many tokens the prompt's log-probabilities are known, or were not asked for."""
+        return max(0, self.request.params.prompt_logprobs_from - 1) + len(self.prompt_logprobs)
 
     @property
     def scores_prompt(self) -> bool:

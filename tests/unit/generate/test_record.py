@@ -9,7 +9,7 @@ from torch import Tensor
 from glmforge.generate.config import EngineConfig
 from glmforge.generate.engine import Engine
 from glmforge.generate.logprobs import TokenLogprob
-from glmforge.generate.params import SamplingParams
+from glmforge.generate.params import RequestError, SamplingParams
 from glmforge.generate.record import recorded_experts
 from glmforge.generate.runner import WholeModel
 from glmforge.model import GlmMoe
@@ -34,7 +34,7 @@ def whole_forward(model: GlmMoe, tokens: list[int], temperature: float) -> tuple
 
 
 def check_logprobs(logprobs_SV: Tensor, tokens: list[int], found: list[TokenLogprob], num_top: int) -> None:
-    for row_V, token, (logprob, top) in zip(logprobs_SV, tokens, found, strict=True):
+    for row_V, token, (logprob, top, _) in zip(logprobs_SV, tokens, found, strict=True):
         assert logprob == pytest.approx(float(row_V[token]), abs=ABSOLUTE)
         wanted = row_V.topk(num_top)
         assert [index for index, _ in top] == wanted.indices.tolist()
@@ -168,3 +168,31 @@ def test_other_weights_within_an_answer(model: GlmMoe, options: dict[str, str], 
         assert not torch.equal(new[update.request][:num_old], old[update.request])
         if recompute:
             assert torch.equal(experts_TMK[num_old:], new[update.request][num_old:])
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("start", [0, 1, 2, 13, 16, 29, 30, 31])
+def test_from_a_place_of_the_prompt_on(model: GlmMoe, options: dict[str, int], start: int) -> None:
+    """What precedes it is taken from the cache, and the log-probabilities are those of the whole forward."""
+    engine = engine_of(model, **options)
+    engine.generate([PROMPT[:-3]], SamplingParams(max_new_tokens=1))
+    before = engine.metrics.num_computed
+    params = SamplingParams(max_new_tokens=1, logprobs=2, prompt_logprobs=True, prompt_logprobs_from=start)
+    ((sample,),) = engine.generate([PROMPT], params)
+    logprobs_SV, _ = whole_forward(model, PROMPT, 1.0)
+    assert sample.details is not None
+    first = max(start, 1)
+    check_logprobs(logprobs_SV[first - 1 : len(PROMPT) - 1], PROMPT[first:], sample.details.prompt_logprobs, 2)
+    if options == {} and start >= 29:
+        assert engine.metrics.num_computed - before < 10
+
+
+def test_of_named_tokens(model: GlmMoe) -> None:
+    named = [(5, 3, 5), (), (300,)]
+    params = [SamplingParams(max_new_tokens=2, logprobs=index, logprob_tokens=ids) for index, ids in enumerate(named)]
+    for (sample,), ids in zip(engine_of(model).generate([PROMPT] * 3, params), named, strict=True):
+        logprobs_SV, _ = whole_forward(model, PROMPT + sample.tokens, 1.0)
+        for row_V, one in zip(logprobs_SV[len(PROMPT) - 1 : -1], sample.logprobs, strict=True):
+            assert one.named == pytest.approx(row_V[list(ids)].tolist(), abs=ABSOLUTE)
+    with pytest.raises(RequestError, match="logprob_tokens: goes with logprobs"):
+        SamplingParams(logprob_tokens=(3,))
