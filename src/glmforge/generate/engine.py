@@ -240,11 +240,12 @@ class Engine:
         params: SamplingParams | abc.Sequence[SamplingParams] = GREEDY,
         *,
         on_update: Callable[[Update], None] | None = None,
+        on_answer: Callable[[int, list[Sample]], None] | None = None,
         stopped: Callable[[], bool] = lambda: False,
         alive: Alive = quiet,
     ) -> list[list[Sample]]:
         """Answers to all prompts, the samples of each, however many may wait at a time. `on_update` is called with
-        whatever the steps give meanwhile.
+        whatever the steps give meanwhile, `on_answer` with the index of a prompt and its samples when all have ended.
 
         `stopped` is asked before each step; once it is true, the answers end as they are. `alive` is called before
         each step, of other ranks' answers too.
@@ -257,12 +258,12 @@ class Engine:
         asked = deque(self._prepare_all(prompts, each))
         answers = [[Sample() for _ in range(one.num_samples)] for one in each]
         num_open = sum(map(len, answers))
-        found: dict[int, list[Sample]] = {}
+        places: dict[int, int] = {}
 
         def queue() -> None:
             with suppress(QueueFullError):
                 while asked:
-                    found[self.queue(asked[0])] = answers[len(found)]
+                    places[self.queue(asked[0])] = len(places)
                     asked.popleft()
 
         try:
@@ -272,12 +273,15 @@ class Engine:
                 for update in self.step():
                     if on_update is not None:
                         on_update(update)
-                    if (samples := found.get(update.request)) is not None:
-                        samples[update.sample].add(update)
-                        num_open -= update.finished is not None
+                    if (place := places.get(update.request)) is not None:
+                        answers[place][update.sample].add(update)
+                        if update.finished is not None:
+                            num_open -= 1
+                            if on_answer is not None and all(sample.finished for sample in answers[place]):
+                                on_answer(place, answers[place])
                 queue()
         finally:
-            for number in found:
+            for number in places:
                 self.cancel(number)
         return answers
 

@@ -1,0 +1,127 @@
+"""Replies to the requests of benchmarks, each kept as soon as it is there, so that a stopped evaluation resumes.
+
+A reply is found by a digest of its request: prompt, settings, number of the sample. The directory belongs to one model
+(`glmforge.evaluate.result` checks that). A file only grows; a line holds a checksum and a reply, and a damaged line
+does not count. Each process appends to a file of its own and reads all files at the start, so the number of ranks may
+change in between.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Literal, Self
+
+from glmforge.data.files import disk_errors
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a model said to one request.
+
+    Attributes:
+        kind: "text" that it wrote, or "score" of a given text.
+        text: all that it wrote, reasoning included.
+        finished: "stop", or "length" where the longest answer cut it.
+        num_tokens: written or scored.
+        num_prompt_tokens: before them.
+        is_truncated: the prompt was too long for the model and lost its beginning.
+        logprob: summed over the tokens, in nats; None where an endpoint does not tell.
+        is_greedy: each token of the scored text is the likeliest one.
+        seconds: from the start of its batch.
+    """
+
+    kind: Literal["text", "score"]
+    num_tokens: int
+    num_prompt_tokens: int
+    text: str = ""
+    finished: Literal["stop", "length"] = "stop"
+    is_truncated: bool = False
+    logprob: float | None = None
+    is_greedy: bool | None = None
+    seconds: float = 0.0
+
+    @property
+    def is_cut(self) -> bool:
+        return self.finished == "length"
+
+
+_FIELDS = {field.name for field in fields(Reply)}
+
+
+class ReplyStore:
+    """The replies in `directory`, which one evaluation at a time writes to; a context manager.
+
+    Args:
+        rank: of the process that appends; its file is named by it.
+
+    Attributes:
+        known: replies by the digest of their request.
+        num_damaged: lines that did not count.
+    """
+
+    def __init__(self, directory: Path, rank: int = 0) -> None:
+        self._path = directory / f"replies-{rank:04}.jsonl"
+        self._file: BinaryIO | None = None
+        self.known: dict[str, Reply] = {}
+        self.num_damaged = 0
+        for path in sorted(directory.glob("replies-*.jsonl")):
+            with disk_errors(path), path.open("rb") as file:
+                for line in file:
+                    self._read(line)
+
+    def __enter__(self) -> Self:
+        with disk_errors(self._path):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("ab+")
+            _end_last_line(self._file)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, digest: str, reply: Reply) -> None:
+        """Keep a reply."""
+        assert self._file is not None, "in `with store`"
+        content = json.dumps({"request": digest} | asdict(reply)).encode()
+        with disk_errors(self._path):
+            self._file.write(_checksum(content) + b" " + content + b"\n")
+            self._file.flush()
+        self.known[digest] = reply
+
+    def _read(self, line: bytes) -> None:
+        checksum, _, content = line.rstrip(b"\n").partition(b" ")
+        if not content or checksum != _checksum(content):
+            self.num_damaged += 1
+            return
+        record: dict[str, Any] = json.loads(content)
+        self.known[record.pop("request")] = Reply(**{name: record[name] for name in record.keys() & _FIELDS})
+
+
+def request_digest(kind: str, prompt: object, settings: Mapping[str, object], sample: int = 0) -> str:
+    """What a request's reply is kept under.
+
+    Args:
+        prompt: token ids, or texts for an endpoint.
+        settings: all else that the reply depends on, but the model.
+    """
+    content = json.dumps([kind, prompt, settings, sample], sort_keys=True)
+    return hashlib.sha256(content.encode(errors="backslashreplace")).hexdigest()[:32]
+
+
+def _checksum(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest()[:16].encode()
+
+
+def _end_last_line(file: BinaryIO) -> None:
+    """A line that was not written whole ends, so that the next one is a line of its own."""
+    if file.seek(0, 2) and _last_byte(file) != b"\n":
+        file.write(b"\n")
+
+
+def _last_byte(file: BinaryIO) -> bytes:
+    file.seek(-1, 2)
+    return file.read(1)
