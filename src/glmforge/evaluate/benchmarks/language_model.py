@@ -25,7 +25,7 @@ from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import DataError, GlmforgeError
 from glmforge.evaluate.benchmarks.prefixes import in_chunks, shared_prefixes
 from glmforge.evaluate.benchmarks.replies import Reply, ReplyStore, request_digest
-from glmforge.evaluate.benchmarks.visible import visible_answer
+from glmforge.evaluate.benchmarks.visible import stop_strings, visible_answer
 from glmforge.generate.answer import Sample
 from glmforge.generate.engine import Engine
 from glmforge.generate.params import MAX_TOKENS, SamplingParams
@@ -174,7 +174,7 @@ class EngineLM(TemplateLM):
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
         """An answer to each request, as its task reads it; of several samples the first."""
         written = zip(requests, self.write(requests), strict=True)
-        return [visible_answer(samples[0].text, stop_strings(request)) for request, samples in written]
+        return [visible_answer(samples[0].text, stop_strings(request.args[1])) for request, samples in written]
 
     # What they become.
 
@@ -210,7 +210,7 @@ class EngineLM(TemplateLM):
         reasons = self.is_chat and generation.thinking
         params = SamplingParams(
             max_new_tokens=min(wanted, room),
-            stop=() if reasons else stop_strings(request),
+            stop=() if reasons else stop_strings(request.args[1]),
             logprobs=0,
             num_samples=generation.num_samples,
             **told,
@@ -340,12 +340,6 @@ class EngineLM(TemplateLM):
         levels = shared_prefixes(prompts, self.engine.config.page_size) if self.engine.config.share_prefixes else []
         for depth in range(_most(len(levels))):
             self.engine.generate(levels[depth] if depth < len(levels) else [], SamplingParams(max_new_tokens=1))
-
-
-def stop_strings(request: Instance) -> tuple[str, ...]:
-    """Those of a task's `until` that can end a text."""
-    until = request.args[1].get("until") or ()
-    return tuple(dict.fromkeys(text for text in ([until] if isinstance(until, str) else until) if text))
 
 
 def _pair(reply: Reply) -> tuple[float, bool]:

@@ -4,7 +4,8 @@ A stop string inside the reasoning does not end the answer: "Question:" in a cha
 reply that was cut while it reasoned has no answer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 THINK, END_OF_THINKING = "<think>", "</think>"
 
@@ -17,6 +18,12 @@ def visible_answer(text: str, stops: Sequence[str] = ()) -> str:
             return ""
         return _up_to(text, stops)
     return _up_to(answer.lstrip("\n"), stops)
+
+
+def stop_strings(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Those of a task's `until` that can end a text."""
+    until = settings.get("until") or ()
+    return tuple(dict.fromkeys(text for text in ([until] if isinstance(until, str) else until) if text))
 
 
 def _up_to(text: str, stops: Sequence[str]) -> str:

@@ -1,0 +1,104 @@
+"""Benchmark data on the disk: found by name, read, checked.
+
+Files are those that the authors publish: JSON Lines (.jsonl, .jsonl.gz), JSON, CSV, single or in a zip archive. They
+are from outside: every row is checked for the fields that its benchmark reads.
+"""
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from glmforge.data.files import disk_errors
+from glmforge.errors import DataError
+from glmforge.files import kind_of, parse_json, shown
+
+Row = dict[str, Any]
+MAX_FILE_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a benchmark's data come from, and as what they are found.
+
+    Attributes:
+        files: names in the data directory; the first one that is there is read.
+        url: where to get them.
+    """
+
+    files: tuple[str, ...]
+    url: str
+
+    def find(self, directory: Path | None, benchmark: str) -> Path:
+        """Raises `DataError` that says which file to put where."""
+        if directory is None:
+            raise DataError(f"{benchmark}: needs its data; put {self.files[0]} ({self.url}) in a directory, --data DIR")
+        if kind_of(directory, error=DataError) != "directory":
+            raise DataError(f"--data {shown(directory)}: no such directory")
+        for name in self.files:
+            if kind_of(path := directory / name, error=DataError) == "file":
+                return path
+        raise DataError(f"{benchmark}: {shown(directory)} has no {' or '.join(self.files)}; get it from {self.url}")
+
+
+def read_rows(path: Path, fields: Mapping[str, type | tuple[type, ...]]) -> list[Row]:
+    """The rows of a file. Raises `DataError` for a row without these fields, or with one of another type."""
+    name = path.name.removesuffix(".gz")
+    content = _content(path)
+    if name.endswith(".json"):
+        parsed = parse_json(content, (list, dict), source=str(path), error=DataError)  # type: ignore[arg-type]
+        rows = parsed if isinstance(parsed, list) else parsed.get("examples")
+        if not isinstance(rows, list):
+            raise DataError(f"{path}: expected a list of objects")
+        return [checked(row, f"{path}, row {number}", fields) for number, row in enumerate(rows, start=1)]
+    places = ((f"{path}:{number}", line) for number, line in enumerate(content.splitlines(), start=1) if line.strip())
+    return [checked(parse_json(line, dict, source=place, error=DataError), place, fields) for place, line in places]
+
+
+def read_archive(path: Path) -> Iterator[tuple[str, list[list[str]]]]:
+    """Name and rows of each CSV file in a zip archive, in the order of the names."""
+    try:
+        with disk_errors(path), zipfile.ZipFile(path) as archive:
+            members = sorted(name for name in archive.namelist() if name.endswith(".csv"))
+            if sum(archive.getinfo(name).file_size for name in members) > MAX_FILE_BYTES:
+                raise DataError(f"{path}: more than {MAX_FILE_BYTES:,} bytes; this is not the benchmark")
+            for name in members:
+                text = io.TextIOWrapper(archive.open(name), "utf-8", newline="")
+                yield name, list(csv.reader(text))
+    except (zipfile.BadZipFile, UnicodeDecodeError, csv.Error, EOFError) as error:
+        raise DataError(f"{path}: damaged archive ({error}); download it again") from None
+
+
+def checked(row: object, where: str, fields: Mapping[str, type | tuple[type, ...]]) -> Row:
+    """`row` if it has these fields."""
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: expected an object")
+    for name, kind in fields.items():
+        if not isinstance(row.get(name), kind):
+            raise DataError(f"{where}: field '{name}' is missing or of the wrong type; this is not the benchmark's file")
+    return row
+
+
+def digest_of(rows: Sequence[Row]) -> str:
+    """SHA-256 of rows, for the fingerprint of a result."""
+    return hashlib.sha256(json.dumps(rows, sort_keys=True, default=str).encode(errors="replace")).hexdigest()
+
+
+def _content(path: Path) -> str:
+    try:
+        with disk_errors(path), (gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise DataError(f"{path}: damaged file ({error}); download it again") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise DataError(f"{path}: more than {MAX_FILE_BYTES:,} bytes; this is not the benchmark")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 ({error.reason} at byte {error.start:,})") from None

@@ -1,0 +1,46 @@
+"""What judges the answers of our benchmarks: functions that tasks of the harness call with a document and its answers.
+
+Each returns its measures by name: `right` is the score, 0 or 1, `extracted` what was read as the answer, where that is
+not the filter's. `unsafe_code` is set by the command that asks for it.
+"""
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from glmforge.verify.mathematics import shared_judge
+from glmforge.verify.sandbox import run_program
+
+Doc = Mapping[str, Any]
+
+PROGRAM_S = 10.0
+_FENCED = re.compile(r"```(?:python|py)?\s*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+unsafe_code = False
+
+
+def mathematics(doc: Doc, answers: Sequence[str]) -> dict[str, float | str | None]:
+    """Whether the final answer equals the document's `answer`, or what its `solution` boxes."""
+    gold = str(doc["answer"]) if "answer" in doc else str(doc["solution"])
+    verdict = shared_judge().judge(answers[0], gold)
+    right, timed_out = float(verdict.is_right), float(verdict.timed_out)
+    return {"right": right, "judge_timed_out": timed_out, "extracted": verdict.extracted}
+
+
+def humaneval(doc: Doc, answers: Sequence[str]) -> dict[str, float]:
+    """Whether the function passes the document's tests. An answer continues the prompt, or is a program in a fence."""
+    answer = answers[0]
+    fenced = _FENCED.findall(answer)
+    program = fenced[-1] if fenced and f"def {doc['entry_point']}" in fenced[-1] else doc["prompt"] + answer
+    return {"right": float(passes(f"{doc['prompt']}\n    pass\n{program}" if fenced else program, tests_of(doc)))}
+
+
+def tests_of(doc: Doc) -> str:
+    return f"{doc['test']}\ncheck({doc['entry_point']})"
+
+
+def passes(program: str, tests: str) -> bool:
+    """Whether `tests` run to their end behind `program`. One that exits before them has not passed."""
+    done = secrets.token_hex(16)
+    finished = run_program(f"{program}\n\n{tests}\nprint({done!r})\n", timeout_s=PROGRAM_S, unsafe=unsafe_code)
+    return finished.is_ok and finished.output.rstrip().endswith(done)

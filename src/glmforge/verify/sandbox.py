@@ -1,0 +1,188 @@
+"""Programs of a model, run in a sandbox: no network, no files but Python's, no writing outside /tmp, limited in time,
+memory, processes and output.
+
+It is bubblewrap's: a program sees new namespaces of everything, as a user without rights. Without bubblewrap nothing
+runs, unless `unsafe` says so in so many words: then a program runs as the user, with limits of time and memory only.
+"""
+
+import contextlib
+import os
+import selectors
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import IO
+
+from glmforge.errors import GlmforgeError
+
+MEMORY_BYTES = 1 << 30
+OUTPUT_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a program ended.
+
+    Attributes:
+        reason: "exit" by itself; "time" was up; "output" was more than it may write.
+        status: its exit status, negative for a signal.
+        output, errors: the beginning of what it wrote.
+    """
+
+    reason: str
+    status: int
+    output: str
+    errors: str
+
+    @property
+    def is_ok(self) -> bool:
+        return self.reason == "exit" and self.status == 0
+
+
+def run_program(
+    program: str, stdin: str = "", *, timeout_s: float = 10.0, memory_bytes: int = MEMORY_BYTES, unsafe: bool = False
+) -> Finished:
+    """Run a Python program to its end.
+
+    Args:
+        unsafe: run it without a sandbox where there is none.
+
+    Raises:
+        GlmforgeError: there is no sandbox.
+    """
+    command = _limits(timeout_s, memory_bytes)
+    if _has_sandbox():
+        command = [*_sandbox(), *command]
+    elif not unsafe:
+        raise GlmforgeError(
+            "running a model's programs needs bubblewrap (apt install bubblewrap) and user namespaces; "
+            "--unsafe-code runs them without a sandbox, as you"
+        )
+    process = subprocess.Popen(
+        [*command, "-c", _READ_PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={"PATH": "/usr/bin:/bin", "PYTHONHASHSEED": "0"},
+        start_new_session=True,
+    )
+    text = program.encode(errors="replace")
+    try:
+        reason, output, errors = _communicate(process, b"%d\n%b%b" % (len(text), text, stdin.encode()), timeout_s)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+    return Finished(reason, process.returncode, output.decode(errors="replace"), errors.decode(errors="replace"))
+
+
+_READ_PROGRAM = (
+    "import sys; n = int(sys.stdin.buffer.readline()); s = sys.stdin.buffer.read(n).decode(); "
+    "exec(compile(s, 'program.py', 'exec'), {'__name__': '__main__'})"
+)
+"""The program comes by standard input: an argument has a limit of 128 KiB."""
+
+
+def _limits(timeout_s: float, memory_bytes: int) -> list[str]:
+    prlimit = shutil.which("prlimit")
+    if prlimit is None:
+        raise GlmforgeError("running programs needs prlimit (package util-linux)")
+    seconds = max(1, round(timeout_s)) + 1
+    limits = [f"--as={memory_bytes}", f"--cpu={seconds}", "--nproc=64", "--fsize=10485760", "--core=0"]
+    if not _has_sandbox():
+        limits.remove("--nproc=64")  # it counts all processes of the user
+    return [prlimit, *limits, _python(), "-I", "-S"]
+
+
+def _python() -> str:
+    """An interpreter that the sandbox shows: the system's if there is one."""
+    return "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else os.path.realpath(sys.executable)
+
+
+@lru_cache(maxsize=1)
+def _sandbox() -> tuple[str, ...]:
+    """Arguments of bubblewrap in front of a command."""
+    shown = [part for path in ("/usr", "/etc/alternatives") if os.path.isdir(path) for part in ("--ro-bind", path, path)]
+    if not _python().startswith("/usr/"):
+        base = sysconfig.get_config_var("prefix")
+        shown += ["--ro-bind", base, base]
+    for name in ("bin", "lib", "lib64"):
+        if os.path.islink(f"/{name}"):
+            shown += ["--symlink", f"usr/{name}", f"/{name}"]
+        elif os.path.isdir(f"/{name}"):
+            shown += ["--ro-bind", f"/{name}", f"/{name}"]
+    return (
+        shutil.which("bwrap") or "bwrap",
+        *("--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--setenv", "PATH", "/usr/bin:/bin"),
+        *("--setenv", "PYTHONHASHSEED", "0"),
+        *shown,
+        *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--chdir", "/tmp"),
+        *("--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"),
+    )
+
+
+@lru_cache(maxsize=1)
+def _has_sandbox() -> bool:
+    """Whether bubblewrap is there and may make namespaces."""
+    if shutil.which("bwrap") is None:
+        return False
+    done = subprocess.run([*_sandbox(), "true"], capture_output=True, check=False, timeout=30)
+    return done.returncode == 0
+
+
+def _communicate(process: subprocess.Popen[bytes], given: bytes, timeout_s: float) -> tuple[str, bytes, bytes]:
+    """Write `given`, and read what comes until the end, the time limit or too much output."""
+    assert process.stdin is not None
+    end = time.monotonic() + timeout_s
+    parts: dict[IO[bytes], bytes] = {}
+    with selectors.DefaultSelector() as selector:
+        os.set_blocking(process.stdin.fileno(), False)
+        selector.register(process.stdin, selectors.EVENT_WRITE)
+        for stream in (process.stdout, process.stderr):
+            assert stream is not None
+            parts[stream] = b""
+            selector.register(stream, selectors.EVENT_READ)
+        reason = "exit"
+        while any(stream in (key.fileobj for key in selector.get_map().values()) for stream in parts):
+            if (left := end - time.monotonic()) <= 0:
+                reason = "time"
+                break
+            for key, _ in selector.select(left):
+                stream = key.fileobj  # type: ignore[assignment]
+                if stream is process.stdin:
+                    given = _write(process.stdin, given)
+                    if not given:
+                        selector.unregister(process.stdin)
+                        process.stdin.close()
+                elif read := os.read(key.fd, 1 << 16):
+                    parts[stream] += read
+                else:
+                    selector.unregister(stream)
+            if any(len(part) > OUTPUT_BYTES for part in parts.values()):
+                reason = "output"
+                break
+    if reason == "exit":
+        try:
+            process.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            reason = "time"
+    output, errors = (part[:OUTPUT_BYTES] for part in parts.values())
+    return reason, output, errors
+
+
+def _write(stream: IO[bytes], given: bytes) -> bytes:
+    """Write what fits; what is left of it, nothing if nobody reads any more."""
+    try:
+        return given[os.write(stream.fileno(), given[: 1 << 16]) :]
+    except BlockingIOError:
+        return given
+    except BrokenPipeError:
+        return b""
