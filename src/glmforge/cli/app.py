@@ -23,7 +23,6 @@ from glmforge.cli import (
     configs,
     control,
     demo,
-    evaluate,
     export,
     fisher,
     generate,
@@ -33,6 +32,7 @@ from glmforge.cli import (
     train,
 )
 from glmforge.cli.data import app as data
+from glmforge.cli.evaluate.app import app as evaluate
 from glmforge.cli.plan.command import plan
 from glmforge.errors import GlmforgeError
 from glmforge.extras import MissingPackageError, explain
@@ -62,7 +62,7 @@ app.command("report")(report.report)
 app.command("control")(control.control)
 app.command("health")(_ops.health)
 app.command("supervise", hidden=True)(_ops.supervise)
-app.add_typer(evaluate.app, name="evaluate")
+app.add_typer(evaluate, name="evaluate")
 app.add_typer(data.app, name="data")
 app.add_typer(configs.app, name="configs")
 for _name in ("cluster", "jobs", "sweep", "chain"):

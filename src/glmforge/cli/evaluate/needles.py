@@ -1,4 +1,4 @@
-"""`glmforge evaluate`: how good a model on the disk is at something."""
+"""`glmforge evaluate needles`: what a model retrieves from long texts."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,14 +19,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from glmforge.observe.metrics import Record
-
-app = typer.Typer(no_args_is_help=True, help="Test a model on the disk.")
-
-
-@app.callback()
-def _group() -> None:
-    """With one command only, Typer would leave out its name."""
-
 
 class Answers(StrEnum):
     """How a model answers."""
@@ -57,7 +49,6 @@ class EvaluateOptions(NeedleOptions):
     force: ForceOption = False
 
 
-@app.command()
 @takes(EvaluateOptions)
 def needles(options: EvaluateOptions) -> None:
     """Test what a model retrieves from long texts, by length and depth.

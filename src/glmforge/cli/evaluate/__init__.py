@@ -1,0 +1,1 @@
+"""`glmforge evaluate`: scores, comparison, failures."""

@@ -1,0 +1,30 @@
+"""`glmforge evaluate MODEL ...` and its subcommands.
+
+`glmforge evaluate MODEL --benchmark ...` is the command that is used most and needs no name of its own: arguments that
+do not begin with a subcommand's name are `evaluate benchmarks`'s.
+"""
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from glmforge.cli.evaluate.benchmarks import benchmarks
+from glmforge.cli.evaluate.needles import needles
+
+_DEFAULT = "benchmarks"
+
+
+class _DefaultsToBenchmarks(TyperGroup):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
+            args = [_DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_DefaultsToBenchmarks,
+    no_args_is_help=True,
+    help="Score a model: `glmforge evaluate MODEL --benchmark mmlu,gsm8k --data DIR --out RESULT`.",
+)
+app.command(_DEFAULT)(benchmarks)
+app.command("needles")(needles)
