@@ -68,7 +68,11 @@ def run(
 
 
 def finish(
-    directory: Path, source: str, identity: Mapping[str, Any], settings: Mapping[str, Any], scores: Sequence[Score],
+    directory: Path,
+    source: str,
+    identity: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    scores: Sequence[Score],
     items: Sequence[Item],
 ) -> Result:
     """Write the result."""

@@ -81,7 +81,7 @@ class MathJudge:
 
     def __init__(self, num_processes: int = 1, timeout_s: float = TIMEOUT_S) -> None:
         with needed_for("mathematics"):
-            import math_verify  # noqa: F401, PLC0415
+            import math_verify  # noqa: F401
         self._timeout_s = timeout_s
         self._free: list[_Worker] = []
         self._places = threading.BoundedSemaphore(num_processes)
@@ -135,7 +135,7 @@ def _boxed(gold: str) -> str:
 
 def _serve(given: IO[bytes], said: IO[bytes]) -> None:
     """Judge the pairs that come, a line each, until no more do."""
-    from math_verify import parse, verify  # noqa: PLC0415
+    from math_verify import parse, verify
 
     def say(value: bool) -> None:
         said.write(json.dumps(value).encode() + b"\n")

@@ -110,7 +110,9 @@ def _python() -> str:
 @lru_cache(maxsize=1)
 def _sandbox() -> tuple[str, ...]:
     """Arguments of bubblewrap in front of a command."""
-    shown = [part for path in ("/usr", "/etc/alternatives") if os.path.isdir(path) for part in ("--ro-bind", path, path)]
+    shown = [
+        part for path in ("/usr", "/etc/alternatives") if os.path.isdir(path) for part in ("--ro-bind", path, path)
+    ]
     if not _python().startswith("/usr/"):
         base = sysconfig.get_config_var("prefix")
         shown += ["--ro-bind", base, base]

@@ -144,9 +144,7 @@ def _load(options: Options) -> "tuple[Engine, dict[str, object]]":
 
 def score_table(scores: "Sequence[Score]") -> "Table":
     """A row for each benchmark. Finished answers and cut ones stand beside the score that mixes them."""
-    rows = table(
-        "benchmark", "items", "score", "95 % interval", "finished", "cut", "chance", in_words=("benchmark",)
-    )
+    rows = table("benchmark", "items", "score", "95 % interval", "finished", "cut", "chance", in_words=("benchmark",))
     for one in scores:
         interval = "" if one.interval is None else f"{one.interval.low:.1%} to {one.interval.high:.1%}"
         rows.add_row(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from glmforge.observe.metrics import Record
 
+
 class Answers(StrEnum):
     """How a model answers."""
 

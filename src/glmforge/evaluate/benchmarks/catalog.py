@@ -130,7 +130,12 @@ def _mmlu(data: Path | None) -> Benchmark:
         for subject, rows in sorted(splits["test"].items())
     )
     return Benchmark(
-        "mmlu", tasks, "acc", chance=0.25, subject="subject", data=digest_of([splits])  # type: ignore[list-item]
+        "mmlu",
+        tasks,
+        "acc",
+        chance=0.25,
+        subject="subject",
+        data=digest_of([splits]),  # type: ignore[list-item]
     )
 
 

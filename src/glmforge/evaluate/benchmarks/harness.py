@@ -207,16 +207,14 @@ def _item(benchmark: Benchmark, asked: Asked, answered: Sequence[Sequence[Reply]
     )
 
 
-def _measured(
-    benchmark: Benchmark, asked: Asked, responses: Sequence[Any]
-) -> tuple[dict[str, float], str | None]:
+def _measured(benchmark: Benchmark, asked: Asked, responses: Sequence[Any]) -> tuple[dict[str, float], str | None]:
     """What the task measures of these responses behind the benchmark's filter, and what it took for the answer."""
     filtered = _filtered(benchmark, asked, responses)
     try:
         found = asked.task.process_results(asked.doc, filtered)
     except GlmforgeError:
         raise
-    except Exception as error:  # noqa: BLE001 - code of a task, on what a model wrote
+    except Exception as error:
         message = " ".join(str(error).split())
         raise GlmforgeError(
             f"benchmark {benchmark.name}, item {asked.number}: the task cannot score the answer "
@@ -237,7 +235,9 @@ def _filtered(benchmark: Benchmark, asked: Asked, responses: Sequence[Any]) -> l
     for one in getattr(asked.task, "_filters", []):
         if one.name == benchmark.filter:
             copies = [
-                Instance(request.request_type, dict(asked.doc), request.arguments, request.idx, request.metadata, [response])
+                Instance(
+                    request.request_type, dict(asked.doc), request.arguments, request.idx, request.metadata, [response]
+                )
                 for request, response in zip(asked.requests, responses, strict=True)
             ]
             one.apply(copies)
@@ -299,7 +299,9 @@ def _extra(benchmark: Benchmark, items: Sequence[Item]) -> dict[str, float]:
         return extra
     right = [sum(one.score == 1.0 for one in item.written) for item in items]
     for k in [k for k in _powers(num_samples) if k > 1]:
-        extra[f"pass@{k}"] = float(np.mean([pass_at_k(len(i.written), r, k) for i, r in zip(items, right, strict=True)]))
+        extra[f"pass@{k}"] = float(
+            np.mean([pass_at_k(len(i.written), r, k) for i, r in zip(items, right, strict=True)])
+        )
     if any(one.extracted is not None for item in items for one in item.written):
         votes = [_majority(item) for item in items]
         extra[f"majority@{num_samples}"] = float(np.mean(votes))

@@ -137,9 +137,7 @@ class EngineLM(TemplateLM):
         """Token ids; a rendered conversation has its own."""
         return list(string.ids) if isinstance(string, PromptText) else self.words.encode(string)
 
-    def apply_chat_template(
-        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
-    ) -> PromptText:
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> PromptText:
         """A conversation as a prompt; without a generation prompt its last message is the beginning of the answer."""
         history = list(chat_history)
         begun = "" if add_generation_prompt or not history else history.pop()["content"]
@@ -316,7 +314,9 @@ class EngineLM(TemplateLM):
             self._warm([one.ids for one in chunk])
             started = time.perf_counter()
 
-            def keep(index: int, samples: list[Sample], chunk: Sequence[_Asked] = chunk, started: float = started) -> None:
+            def keep(
+                index: int, samples: list[Sample], chunk: Sequence[_Asked] = chunk, started: float = started
+            ) -> None:
                 nonlocal num_done, num_tokens
                 if (error := next((one.error for one in samples if one.error is not None), None)) is not None:
                     raise GlmforgeError(f"a request of the benchmark failed: {error}")

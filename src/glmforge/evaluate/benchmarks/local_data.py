@@ -81,7 +81,9 @@ def checked(row: object, where: str, fields: Mapping[str, type | tuple[type, ...
         raise DataError(f"{where}: expected an object")
     for name, kind in fields.items():
         if not isinstance(row.get(name), kind):
-            raise DataError(f"{where}: field '{name}' is missing or of the wrong type; this is not the benchmark's file")
+            raise DataError(
+                f"{where}: field '{name}' is missing or of the wrong type; this is not the benchmark's file"
+            )
     return row
 
 
@@ -92,7 +94,7 @@ def digest_of(rows: Sequence[Row]) -> str:
 
 def _content(path: Path) -> str:
     try:
-        with disk_errors(path), (gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
+        with disk_errors(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
     except (gzip.BadGzipFile, EOFError) as error:
         raise DataError(f"{path}: damaged file ({error}); download it again") from None
