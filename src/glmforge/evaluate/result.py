@@ -18,7 +18,6 @@ from glmforge.errors import DataError
 from glmforge.files import kind_of, shown
 
 RESULT, ITEMS = "result.json", "items.jsonl"
-VERSION = 1
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -147,7 +146,7 @@ class Result(_Stored):
         created: UTC, ISO 8601.
     """
 
-    version: Literal[1] = VERSION
+    version: Literal[1] = 1
     model: str
     weights: str = ""
     step: int | None = None

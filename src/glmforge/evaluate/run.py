@@ -1,4 +1,4 @@
-"""An evaluation from start to end: what is asked of which model, resumed if it was stopped, written when it is whole."""
+"""An evaluation from start to end: prepared or resumed, run, and written when it is whole."""
 
 import hashlib
 import importlib.metadata

@@ -4,7 +4,8 @@
 do not begin with a subcommand's name are `evaluate benchmarks`'s.
 """
 
-import click
+from typing import Any
+
 import typer
 from typer.core import TyperGroup
 
@@ -15,7 +16,7 @@ _DEFAULT = "benchmarks"
 
 
 class _DefaultsToBenchmarks(TyperGroup):
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and args[0] not in ("--help", "-h"):
             args = [_DEFAULT, *args]
         return super().parse_args(ctx, args)

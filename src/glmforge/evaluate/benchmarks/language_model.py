@@ -81,7 +81,7 @@ class Progress(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """A request that the engine has to answer; `digests` are those of its replies: of its samples, or of its choices."""
+    """A request for the engine; `digests` are those of its replies: of its samples, or of its choices."""
 
     ids: Ids
     params: SamplingParams

@@ -52,8 +52,8 @@ def read_rows(path: Path, fields: Mapping[str, type | tuple[type, ...]]) -> list
     name = path.name.removesuffix(".gz")
     content = _content(path)
     if name.endswith(".json"):
-        parsed = parse_json(content, (list, dict), source=str(path), error=DataError)  # type: ignore[arg-type]
-        rows = parsed if isinstance(parsed, list) else parsed.get("examples")
+        parsed = parse_json(content, object, source=str(path), error=DataError)
+        rows = parsed.get("examples") if isinstance(parsed, dict) else parsed
         if not isinstance(rows, list):
             raise DataError(f"{path}: expected a list of objects")
         return [checked(row, f"{path}, row {number}", fields) for number, row in enumerate(rows, start=1)]

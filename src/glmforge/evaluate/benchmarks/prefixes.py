@@ -4,6 +4,7 @@ Few-shot examples begin all prompts of a subject, a question begins all its choi
 cannot find each other's pages, so shared beginnings go first, shorter ones before those that extend them.
 """
 
+import itertools
 from collections.abc import Sequence
 
 MIN_GAIN = 32
@@ -16,7 +17,7 @@ def shared_prefixes(prompts: Sequence[Sequence[int]], page_size: int) -> list[li
     """
     levels: list[list[Sequence[int]]] = []
     open_: list[int] = []  # lengths of the beginnings that the current prompt shares with earlier ones, ascending
-    for earlier, prompt in zip(prompts, prompts[1:], strict=False):
+    for earlier, prompt in itertools.pairwise(prompts):
         length = common_length(earlier, prompt) // page_size * page_size
         while open_ and open_[-1] > length:
             open_.pop()

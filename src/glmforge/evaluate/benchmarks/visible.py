@@ -12,7 +12,7 @@ THINK, END_OF_THINKING = "<think>", "</think>"
 
 def visible_answer(text: str, stops: Sequence[str] = ()) -> str:
     """The answer in what a model wrote, "" where it did not get to one."""
-    reasoning, end, answer = text.rpartition(END_OF_THINKING)
+    _, end, answer = text.rpartition(END_OF_THINKING)
     if not end:
         if THINK in text:
             return ""
