@@ -15,17 +15,22 @@ def shared_prefixes(prompts: Sequence[Sequence[int]], page_size: int) -> list[li
     """The shared beginnings of `prompts`, which are in ascending order: those that extend no other, those that extend
     these, and so on. They are cut to whole pages, as only those are shared.
     """
+    common = [common_length(a, b) // page_size * page_size for a, b in itertools.pairwise(prompts)]
     levels: list[list[Sequence[int]]] = []
-    open_: list[int] = []  # lengths of the beginnings that the current prompt shares with earlier ones, ascending
-    for earlier, prompt in itertools.pairwise(prompts):
-        length = common_length(earlier, prompt) // page_size * page_size
-        while open_ and open_[-1] > length:
-            open_.pop()
-        if length >= (open_[-1] if open_ else 0) + MIN_GAIN:
-            if len(open_) == len(levels):
-                levels.append([])
-            levels[len(open_)].append(prompt[:length])
-            open_.append(length)
+    ranges = [(0, len(prompts), 0, 0)]  # of prompts, the length that all of them share so far, and its level
+    while ranges:
+        start, stop, shared, level = ranges.pop()
+        if stop - start < 2:
+            continue
+        length = min(common[start : stop - 1])
+        if length >= shared + MIN_GAIN:
+            levels += [[]] if level == len(levels) else []
+            levels[level].append(prompts[start][:length])
+            shared, level = length, level + 1
+        ends = [place + 1 for place in range(start, stop - 1) if common[place] == length]
+        ranges += [(first, last, shared, level) for first, last in itertools.pairwise([start, *ends, stop])]
+    for some in levels:
+        some.reverse()  # ranges come from their end
     return levels
 
 
