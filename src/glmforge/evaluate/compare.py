@@ -1,7 +1,7 @@
 """Two results item by item: the difference with its interval, the items that flipped, what could have been seen.
 
-Items are paired by the digest of their prompts. A benchmark whose prompts or data differ between the results is compared
-on the items that both have, and says so; with none in common it is not compared.
+Items are paired by the digest of their prompts. A benchmark whose prompts or data differ between the results is
+compared on the items that both have, and says so; with none in common it is not compared.
 """
 
 from collections.abc import Sequence
