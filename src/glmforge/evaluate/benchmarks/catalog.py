@@ -135,7 +135,7 @@ def _mmlu(data: Path | None) -> Benchmark:
         "acc",
         chance=0.25,
         subject="subject",
-        data=digest_of([splits]),  # type: ignore[list-item]
+        data=digest_of([dict(splits)]),
     )
 
 
