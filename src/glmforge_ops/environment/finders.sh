@@ -172,20 +172,6 @@ _glmforge_check_gids() {
   done
 }
 
-# PORTS AF_INET|AF_INET6: the index that the RoCE v2 addresses of all ports share.
-_glmforge_gid_index() {
-  local port index found=
-  for port in ${1//,/ }; do
-    index=$(_glmforge_gid_of "$port" "$2")
-    if [[ -n $found && $found != "$index" ]]; then
-      _glmforge_warn "RoCE v2 addresses of $1 have different indices: set NCCL_IB_HCA to ports that share one"
-      return 0
-    fi
-    found=$index
-  done
-  echo "$found"
-}
-
 # Cores of this node that its job may use: bound to it, and within the quota of its container.
 _glmforge_cores() {
   local cores quota period
