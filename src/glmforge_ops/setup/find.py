@@ -103,7 +103,7 @@ def _ask(cluster: ClusterConfig, names: list[str], found: Found, on_answer: Call
     for host, answer in answers.items():
         try:
             if not answer.is_done:
-                fix = answer.mend or f"python3 there must be {FACTS.oldest} or newer"
+                fix = answer.fix or f"python3 there must be {FACTS.oldest} or newer"
                 raise HostError(f"{answer.reason}; {fix}")
             facts[host] = read_answer(answer)
         except HostError as error:

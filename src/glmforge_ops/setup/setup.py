@@ -168,7 +168,7 @@ class Setup:
             if answer.is_done:
                 done.add(answer.host)
             else:
-                said.add("error", escaped(f"{answer.reason}; {answer.mend}".rstrip("; ")), answer.host)
+                said.add("error", escaped(f"{answer.reason}; {answer.fix}".rstrip("; ")), answer.host)
             for line in answer.stdout.decode(errors="replace").splitlines():
                 kind, _, text = line.partition(": ")
                 if kind in ("change", "error") or (kind == "warning" and mode == "look"):
@@ -194,7 +194,7 @@ class Setup:
                 fix = "give --out a directory on shared storage"
                 said.add("warning", f"does not see {self.wanted.out}, where the scripts are; {fix}", host)
             elif not answer.is_done:
-                reason = f"cannot be reached with the cluster's own key: {answer.reason}; {answer.mend}".rstrip("; ")
+                reason = f"cannot be reached with the cluster's own key: {answer.reason}; {answer.fix}".rstrip("; ")
                 said.add("error", escaped(reason), host)
         reached = sum(answer.is_done or answer.status == 1 for answer in answers.values())
         said.add("note", f"{reached} of {len(self.wanted.names)} nodes answer through the cluster's own key")

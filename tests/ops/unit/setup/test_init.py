@@ -46,7 +46,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any] | None]:
 
     def answer(host: str) -> Answer:
         if nodes[host] is None:
-            return Answer(host, Outcome.UNREACHABLE, reason="it does not answer", mend="look at it")
+            return Answer(host, Outcome.UNREACHABLE, reason="it does not answer", fix="look at it")
         return Answer(host, Outcome.DONE, 0, b"\n" + MARK + json.dumps(nodes[host]).encode() + b"\n")
 
     monkeypatch.setattr(Fanout, "run", lambda self, hosts, *rest: {host: answer(host) for host in hosts})
