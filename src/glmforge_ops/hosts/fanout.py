@@ -155,7 +155,9 @@ async def _ask(host: str, command: list[str], timeout_s: float, stdin: bytes, ho
 
 async def _talk(child: Process, stdin: bytes, hold: bool) -> tuple[bytes, str]:
     """What the child prints until it ends, bounded."""
-    assert child.stdin and child.stdout and child.stderr
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stderr is not None
     _, out, err = await asyncio.gather(
         _write(child.stdin, stdin, hold), _read(child.stdout, MAX_OUTPUT), _read(child.stderr, _MAX_STDERR)
     )

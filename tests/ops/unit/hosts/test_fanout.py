@@ -77,7 +77,7 @@ def test_a_caller_that_gives_up_ends_the_rest(fanout: Fanout) -> None:
     def give_up(answer: Answer) -> None:
         raise ValueError(answer.host)
 
-    with pytest.raises(ValueError, match="^a$"):
+    with pytest.raises(ValueError, match=r"^a$"):
         fanout.run(["a", "hung1", "hung2", "hung3"], "echo", timeout_s=1000, on_answer=give_up)
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     assert not [pid for pid in children if "sleep" in Path(f"/proc/{pid}/cmdline").read_text()]
