@@ -68,8 +68,8 @@ class SshConfig(Strict):
 class MonitoringConfig(Strict):
     """Services that should answer on every node, and one that collects from them."""
 
-    node_exporter_port: Port | None = Field(default=None, description="None: there is none to look for")
-    dcgm_exporter_port: Port | None = Field(default=None, description="None: there is none to look for")
+    node_exporter_port: Port | None = Field(default=None, description="None: it is not used")
+    dcgm_exporter_port: Port | None = Field(default=None, description="None: it is not used")
     prometheus: Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+(/\S*)?$")] | None = Field(
         default=None, description="its address, as in http://head:9090"
     )

@@ -203,7 +203,7 @@ _glmforge_threads() {
   echo $((gpus > 0 && threads > 16 ? 16 : threads))
 }
 
-# A directory of this node and user, and of nobody else, since what lies in it is run.
+# A directory of this node that only this user can write to, since code in it is run.
 _glmforge_make_cache() {
   local cache=${TMPDIR:-/tmp}/glmforge-cache-$EUID
   mkdir -m 700 "$cache" 2>/dev/null || true

@@ -23,7 +23,6 @@ from glmforge_ops.hosts.machines import printed_by
 
 KEY = "id_ed25519"
 _HOST_KEY = re.compile(r"(ssh-ed25519|ecdsa-sha2-nistp\d+|ssh-rsa) [A-Za-z0-9+/]{32,4096}={0,3}")
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]{0,254}")
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 _AT_ONCE = 16
 _MAX_BYTES = 16 << 20
@@ -31,7 +30,7 @@ _MAX_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Place:
-    """Where ssh looks for a machine, and under which name (`lookup`) and in which `files` it looks for its key.
+    """Where ssh looks for a machine, and in which `files` for its key.
 
     `user`: the account there, if it has another name than here.
     """
@@ -39,10 +38,13 @@ class Place:
     host: str
     address: str
     port: int
-    lookup: str
-    alias: str = ""
     user: str = ""
     files: tuple[str, ...] = ()
+
+    @property
+    def lookup(self) -> str:
+        """Its name in known_hosts files."""
+        return (self.address if self.port == 22 else f"[{self.address}]:{self.port}").lower()
 
 
 @dataclass(frozen=True)
@@ -125,15 +127,11 @@ def places_of(ssh: Ssh, hosts: Sequence[str]) -> list[Place]:
         for line in _run(*ssh.command, *ssh.options, "-G", "--", host, check=False).splitlines():
             found.setdefault(*line.partition(" ")[::2])
         address, port = found.get("hostname", ""), found.get("port", "")
-        if not _NAME.fullmatch(address) or not port.isdecimal():
+        if not address or not port.isdecimal():
             raise HostError(f"{host}: ssh's configuration gives no address for it; try 'ssh -G {host}'")
-        alias, user = (
-            text if text != "none" and _NAME.fullmatch(text) else ""
-            for text in (found.get("hostkeyalias", ""), found.get("user", ""))
-        )
-        lookup = (alias or (address if port == "22" else f"[{address}]:{port}")).lower()
+        user = found.get("user", here)
         files = (found.get("userknownhostsfile", "") + " " + found.get("globalknownhostsfile", "")).split()
-        return Place(host, address, int(port), lookup, alias, "" if user == here else user, tuple(files))
+        return Place(host, address, int(port), "" if user == here else user, tuple(files))
 
     return list(map_in_threads(find, hosts, _AT_ONCE))
 

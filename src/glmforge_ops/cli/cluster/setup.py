@@ -39,8 +39,6 @@ def setup(
     ] = KindName.slurm,
     nodes: Annotated[int | None, typer.Option(min=1, help="How many there must be; anything else is an error.")] = None,
     gpus_per_node: Annotated[int | None, typer.Option(min=0, max=64, help="As in cluster.yaml.")] = None,
-    master_addr: Annotated[str | None, typer.Option(help="Where ranks meet.", show_default="the first node")] = None,
-    master_port: Annotated[int | None, typer.Option(min=1, max=65535, help="As in cluster.yaml.")] = None,
     nvme_path: Annotated[Path | None, typer.Option(help="Where each node's own fast disk is mounted.")] = None,
     hosts: HostsOption = None,
     hostfile: HostfileOption = None,
@@ -81,13 +79,7 @@ def setup(
         raise typer.BadParameter("give --accept-host-keys or --confirm-host-keys, not both")
     if confirm_host_keys and not sys.stdin.isatty():
         raise typer.BadParameter("--confirm-host-keys needs a terminal; give --accept-host-keys FILE")
-    cluster = read_cluster(
-        *(config, hosts, hostfile, partition, ssh),
-        gpus_per_node=gpus_per_node,
-        master_addr=master_addr,
-        master_port=master_port,
-        local_path=nvme_path,
-    )
+    cluster = read_cluster(config, hosts, hostfile, partition, ssh, gpus_per_node=gpus_per_node, local_path=nvme_path)
     if kind is KindName.slurm and cluster.nodes is None and cluster.hostfile is None and cluster.slurm is None:
         cluster = cluster.model_copy(update={"slurm": SlurmConfig()})
     wanted = Wanted.of(kind.value, cluster, machines_of(cluster), out, nodes)

@@ -46,7 +46,6 @@ def test_hostfile(tmp_path: Path, text: str, expected: str) -> None:
         (["--out", '/a"b'], "ssh's configuration cannot hold \" and %, nor mpirun spaces; choose another path"),
         (["--out", "/etc/hostname"], "--out /etc/hostname: is not a directory; choose another path"),
         (["--type", "mpi", "--out", "/a b"], "nor mpirun spaces; choose another path"),
-        (["--master-addr", "$(a)"], "$(a): is not a name that a script can hold"),
         (["--hostfile", "hosts.txt"], "give --hosts or --hostfile, not both"),
         (["--accept-host-keys", "a", "--confirm-host-keys"], "not both"),
         (["--ssh", "'"], "not a command"),
