@@ -28,7 +28,7 @@ def main(program: bytes) -> None:
 
 
 def facts() -> dict[str, Any]:
-    return {"gpus": _gpus(), "interface": _interface(), "rdma": _rdma()} | _file_systems()
+    return {"gpus": _gpus(), "links": _links(), **_file_systems()}
 
 
 def _gpus() -> list[str]:
@@ -44,26 +44,11 @@ def _gpus() -> list[str]:
     return done.stdout.splitlines() if done.returncode == 0 else devices
 
 
-def _interface() -> str | None:
-    """That of the default route with the lowest metric; without one the only one that is up."""
-    rows = [line.split() for line in _text("/proc/net/route").splitlines()[1:]]
-    routes = [(int(row[6]), row[0]) for row in rows if len(row) > 6 and row[1] == "00000000"]
-    if routes:
-        return min(routes)[1]
-    up = [name for name in _list("/sys/class/net") if _text(f"/sys/class/net/{name}/operstate") == "up"]
-    return up[0] if len(up) == 1 else None
-
-
-def _rdma() -> dict[str, list[str]]:
-    """Devices with an active port, by link layer: InfiniBand, Ethernet."""
-    found: dict[str, list[str]] = {}
-    for device in sorted(_list("/sys/class/infiniband")):
-        for port in _list(f"/sys/class/infiniband/{device}/ports"):
-            where = f"/sys/class/infiniband/{device}/ports/{port}"
-            devices = found.setdefault(_text(where + "/link_layer"), [])
-            if _text(where + "/state").endswith("ACTIVE") and device not in devices:
-                devices.append(device)
-    return {layer: devices for layer, devices in found.items() if devices}
+def _links() -> list[str]:
+    """Link layers (InfiniBand, Ethernet) of the active RDMA ports."""
+    ports = [f"/sys/class/infiniband/{device}/ports" for device in _list("/sys/class/infiniband")]
+    active = [f"{at}/{port}" for at in ports for port in _list(at) if _text(f"{at}/{port}/state").endswith("ACTIVE")]
+    return sorted({_text(f"{port}/link_layer") for port in active})
 
 
 def _file_systems() -> dict[str, list[list[str]]]:

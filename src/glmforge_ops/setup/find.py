@@ -28,7 +28,6 @@ _LIMIT_S = 120.0
 _GPUS = re.compile(r"gpu:(?:[A-Za-z0-9_.-]+:)?(\d{1,3})")
 _MISSING = {
     "gpus_per_node": "neither nvidia-smi nor device files of GPUs",
-    "interface": "no default route; set it to one that 'ip link' lists",
     "local_path": "no disk of 200 GB or more that all nodes have",
     "shared_path": "no network file system that all nodes have",
 }
@@ -40,12 +39,10 @@ class Found:
 
     Attributes:
         settings: fields of `ClusterConfig`, as far as something was found for them.
-        also: other candidates for a path.
         said, missing: lines for the user.
     """
 
     settings: dict[str, Any] = field(default_factory=dict)
-    also: dict[str, list[str]] = field(default_factory=lambda: {"local_path": [], "shared_path": []})
     said: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
 
@@ -61,15 +58,13 @@ class Found:
         """A setting, unless nothing was found for it."""
         if value:
             self.settings[name] = value
-            listed = ", ".join(value) if isinstance(value, list) else value
-            self.said.append(shown(f"{name}: {listed}{about}"))
+            self.said.append(shown(f"{name}: {value}{about}"))
 
     def take_path(self, name: str, of_hosts: Sequence[list[list[str]]]) -> None:
         """The first mount point that all machines have."""
         first, *rest = of_hosts
         common = [mount[0] for mount in first if all(mount in mounts for mounts in rest)]
-        self.also[name] = common[1:]
-        self.take(name, next(iter(common), None))
+        self.take(name, next(iter(common), None), f" (also {', '.join(common[1:])})" if common[1:] else "")
 
 
 def find_cluster(given: ClusterConfig, on_answer: Callable[[Answer], None] = lambda answer: None) -> Found:
@@ -87,7 +82,8 @@ def find_cluster(given: ClusterConfig, on_answer: Callable[[Answer], None] = lam
         gpus = found.usual("GPUs", {host: tuple(has["gpus"]) for host, has in facts.items()})
         kinds = "/".join(sorted({kind for kind in gpus if kind}))
         found.take("gpus_per_node", len(gpus), f" ({kinds})" if kinds else "")
-        _find_network(facts, found)
+        kinds_of_link = {host: _network(has["links"]) for host, has in facts.items()}
+        found.take("network", found.usual("network", kinds_of_link))
         found.take_path("local_path", [has["disks"] for has in facts.values()])
         found.take_path("shared_path", [has["shared"] for has in facts.values()])
     if "gpus_per_node" not in found.settings and cluster.slurm is not None:
@@ -141,17 +137,6 @@ def _ask(
     return facts
 
 
-def _find_network(facts: Mapping[str, Mapping[str, Any]], found: Found) -> None:
-    """The fastest kind that a machine has."""
-    layers = {"infiniband": "InfiniBand", "roce": "Ethernet"}
-    kinds = {
-        host: next((kind for kind, layer in layers.items() if layer in has["rdma"]), "tcp")
-        for host, has in facts.items()
-    }
-    kind = found.usual("network", kinds)
-    found.take("network", kind)
-    if kind != "tcp":
-        devices = {host: tuple(has["rdma"].get(layers[kind], ())) for host, has in facts.items()}
-        found.take("infiniband", list(found.usual("RDMA devices", devices)))
-    routes = {host: has["interface"] for host, has in facts.items() if has["interface"]}
-    found.take("interface", found.usual("interface", routes) if routes else None)
+def _network(links: Sequence[str]) -> str:
+    """The kind of network of a machine with these link layers of RDMA ports."""
+    return "infiniband" if "InfiniBand" in links else "roce" if links else "tcp"

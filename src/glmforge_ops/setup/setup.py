@@ -11,7 +11,7 @@ tried at the end.
 import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
@@ -31,30 +31,29 @@ _TEST_S = 30.0
 _TO_BE_MADE = "restrict,pty ssh-ed25519 (the public key that setup makes)"
 
 
-@dataclass
-class Said:
-    """Changes, notes, warnings and errors, each with the machines that have it ("" is this one)."""
+Line = tuple[str, str, str]
+"""A change, note, warning or error, the machine that has it ("" is this one), and the text."""
 
-    lines: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
-    def add(self, kind: str, text: str, host: str = "") -> None:
-        self.lines.setdefault((kind, escaped(text)), []).append(host)
+def texts(lines: Sequence[Line], kind: str) -> list[str]:
+    """Each text once, after the names of its machines."""
+    hosts: dict[str, list[str]] = {}
+    for of_kind, host, text in lines:
+        if of_kind == kind:
+            hosts.setdefault(escaped(text), []).append(host)
+    folded = {text: fold_hosts(filter(None, names)) for text, names in hosts.items()}
+    return [f"{names}: {text}" if names else text for text, names in folded.items()]
 
-    def of(self, kind: str) -> list[str]:
-        """Each text once, after the names of its machines."""
-        texts = [(fold_hosts(filter(None, hosts)), text) for (what, text), hosts in self.lines.items() if what == kind]
-        return [f"{hosts}: {text}" if hosts else text for hosts, text in texts]
 
-    def hosts(self, kind: str) -> list[str]:
-        """The machine of each line; one that has several stands there as often."""
-        return [host for (what, _), hosts in self.lines.items() if what == kind for host in hosts]
+def _hosts(lines: Sequence[Line], kind: str) -> list[str]:
+    return [host for of_kind, host, _ in lines if of_kind == kind]
 
 
 @dataclass(frozen=True)
 class Plan:
     """What is to be done: by which script on each node that is `due`, and which files here.
 
-    `said` is what the nodes reported, and what prevents setup.
+    `lines` are what the nodes reported, and what prevents setup.
     """
 
     wanted: Wanted
@@ -62,13 +61,13 @@ class Plan:
     due: Sequence[str]
     files: Sequence[File]
     makes_key: bool
-    said: Said
+    lines: list[Line]
     trust: Trust
 
     @property
     def count(self) -> int:
         """Of changes."""
-        return sum(host in self.due for host in self.said.hosts("change")) + len(self.files) + self.makes_key
+        return sum(host in self.due for host in _hosts(self.lines, "change")) + len(self.files) + self.makes_key
 
 
 def make_plan(
@@ -87,39 +86,39 @@ def make_plan(
         confirm: asked about new host keys; None refuses them.
         force: replace existing files that differ.
     """
-    said, remote, ssh = Said(), _remote(wanted), ssh_of(wanted.cluster)
+    remote, ssh = _remote(wanted), ssh_of(wanted.cluster)
     places: list[Place] = []
     trust = Trust()
     if not offline:
         places = places_of(ssh, remote)
         trust = find_trust(places, wanted.ssh_directory / "known_hosts", accepted or {}, confirm)
-    for host, reason in trust.refused.items():
-        said.add("error", reason, host)
+    lines = [("error", host, reason) for host, reason in trust.refused.items()]
     key = own_key(wanted.ssh_directory, make=False) if remote else ""
     scripts = {host: node_script(wanted, host, key or _TO_BE_MADE) for host in wanted.names}
     if offline:
-        said.lines["change", "run the script"] = list(scripts)
+        lines += [("change", host, "run the script") for host in scripts]
     else:
         asked = {host: script for host, script in scripts.items() if host not in trust.refused}
-        answered = _run_scripts(wanted, asked, trust, said, "look")
-        trust.added = {host: lines for host, lines in trust.added.items() if host in answered}
+        answered = _run_scripts(wanted, asked, trust, lines, "look")
+        trust.added = {host: keys for host, keys in trust.added.items() if host in answered}
     files = files_here(wanted, places, trust.text)
     if not (force or offline):
         for file in filter(lambda file: file.replaces, files):
             fix = "look at it with --dry-run --force, which shows the difference, and replace it with --force"
-            said.add("error", f"{shown(file.path)} differs from what setup would write; {fix}")
+            lines.append(("error", "", f"{shown(file.path)} differs from what setup would write; {fix}"))
         files = [file for file in files if not file.replaces]
-    due = [host for host in scripts if host in said.hosts("change") and host not in said.hosts("error")]
-    return Plan(wanted, scripts, due, files, key is None, said, trust)
+    due = set(_hosts(lines, "change")) - set(_hosts(lines, "error"))
+    return Plan(wanted, scripts, [host for host in scripts if host in due], files, key is None, lines, trust)
 
 
-def carry_out(plan: Plan) -> tuple[Said, int]:
+def carry_out(plan: Plan) -> tuple[list[Line], int]:
     """What went wrong, and how many changes were made. One node's error does not keep the others from being set up."""
-    wanted, said, remote = plan.wanted, Said(), _remote(plan.wanted)
-    usable = [host for host in wanted.names if host not in plan.said.hosts("error")]
+    wanted, remote = plan.wanted, _remote(plan.wanted)
+    lines: list[Line] = []
+    failed = set(_hosts(plan.lines, "error"))
+    usable = [host for host in wanted.names if host not in failed]
     if not usable:
-        said.add("error", "no node is ready, so nothing was changed here either")
-        return said, 0
+        return [("error", "", "no node is ready, so nothing was changed here either")], 0
     with disk_errors(wanted.out):
         wanted.out.mkdir(parents=True, exist_ok=True)
         if remote:
@@ -128,15 +127,15 @@ def carry_out(plan: Plan) -> tuple[Said, int]:
     key = (own_key(wanted.ssh_directory, make=True, comment=comment) if remote else "") or ""
     for file in plan.files:
         file.write()
-    _run_scripts(wanted, {host: node_script(wanted, host, key) for host in plan.due}, plan.trust, said, "change")
-    _test(wanted, usable, said)
-    return said, len(said.hosts("change")) + len(plan.files) + plan.makes_key
+    _run_scripts(wanted, {host: node_script(wanted, host, key) for host in plan.due}, plan.trust, lines, "change")
+    _test(wanted, usable, lines)
+    return lines, len(_hosts(lines, "change")) + len(plan.files) + plan.makes_key
 
 
 def describe(plan: Plan) -> Iterator[str]:
     """The plan as a person reads it: changes, the script of nodes in full, files as differences."""
     yield "1. Nodes" + ("" if plan.due else ": nothing to change")
-    yield from (f"  {line}" for line in plan.said.of("change"))
+    yield from (f"  {line}" for line in texts(plan.lines, "change"))
     of_script: dict[str, list[str]] = {}
     for host in plan.due:
         of_script.setdefault(plan.scripts[host], []).append(host)
@@ -155,7 +154,7 @@ def _remote(wanted: Wanted) -> list[str]:
     return [name for name in wanted.names if name not in LOCAL]
 
 
-def _run_scripts(wanted: Wanted, scripts: Mapping[str, str], trust: Trust, said: Said, mode: str) -> set[str]:
+def _run_scripts(wanted: Wanted, scripts: Mapping[str, str], trust: Trust, lines: list[Line], mode: str) -> set[str]:
     """Each node runs its script, to `look` or to `change`; returns those that have."""
     ssh, came = ssh_of(wanted.cluster), count(1)
     with tempfile.TemporaryDirectory(prefix="glmforge-ssh-") as directory, work_progress(mode, 64) as show:
@@ -172,15 +171,15 @@ def _run_scripts(wanted: Wanted, scripts: Mapping[str, str], trust: Trust, said:
         )
     for host, answer in answers.items():
         if not answer.is_done:
-            said.add("error", answer.problem, host)
+            lines.append(("error", host, answer.problem))
         for line in answer.stdout.decode(errors="replace").splitlines():
             kind, _, text = line.partition(": ")
             if kind in ("change", "error") or (kind == "warning" and mode == "look"):
-                said.add(kind, text, host)
+                lines.append((kind, host, text))
     return {host for host, answer in answers.items() if answer.is_done}
 
 
-def _test(wanted: Wanted, hosts: Sequence[str], said: Said) -> None:
+def _test(wanted: Wanted, hosts: Sequence[str], lines: list[Line]) -> None:
     """Each node through the cluster's own key and host keys only."""
     program = Ssh.of_command(wanted.cluster.ssh.command).command[0]
     ssh = Ssh((program, "-F", str(wanted.ssh_directory / "config")), connect_timeout_s=10)
@@ -189,8 +188,8 @@ def _test(wanted: Wanted, hosts: Sequence[str], said: Said) -> None:
     for host, answer in answers.items():
         if answer.outcome is Outcome.FAILED and answer.status == 1:
             fix = "give --out a directory on shared storage"
-            said.add("warning", f"does not see {wanted.out}, where the scripts are; {fix}", host)
+            lines.append(("warning", host, f"does not see {wanted.out}, where the scripts are; {fix}"))
         elif not answer.is_done:
-            said.add("error", f"cannot be reached with the cluster's own key: {answer.problem}", host)
+            lines.append(("error", host, f"cannot be reached with the cluster's own key: {answer.problem}"))
     reached = sum(answer.is_done or answer.status == 1 for answer in answers.values())
-    said.add("note", f"{reached} of {len(wanted.names)} nodes answer through the cluster's own key")
+    lines.append(("note", "", f"{reached} of {len(wanted.names)} nodes answer through the cluster's own key"))

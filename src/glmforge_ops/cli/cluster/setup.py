@@ -71,7 +71,7 @@ def setup(
     from glmforge_ops.hosts.machines import machines_of
     from glmforge_ops.setup.files import Wanted
     from glmforge_ops.setup.known_hosts import read_accepted
-    from glmforge_ops.setup.setup import Said, carry_out, describe, make_plan
+    from glmforge_ops.setup.setup import carry_out, describe, make_plan, texts
 
     if offline and not dry_run:
         raise typer.BadParameter("--offline is for --dry-run only: setup must ask the nodes")
@@ -88,17 +88,17 @@ def setup(
     plan = make_plan(wanted, offline=offline, accepted=accepted, confirm=confirm, force=force)
     for line in describe(plan):
         typer.echo(line)
-    said, made = (Said(), plan.count) if dry_run else carry_out(plan)
-    for kind_of_line in ("note", "warning", "error"):
-        head = "" if kind_of_line == "note" else f"{kind_of_line}: "
-        for line in dict.fromkeys([*plan.said.of(kind_of_line), *said.of(kind_of_line)]):
+    more, made = ([], plan.count) if dry_run else carry_out(plan)
+    lines = [*plan.lines, *more]
+    for of_kind, head in (("note", ""), ("warning", "warning: "), ("error", "error: ")):
+        for line in texts(lines, of_kind):
             typer.echo(f"  {head}{line}")
     if plan.trust.new:
         typer.echo("New host keys; compare them with what the machines themselves say:")
         for key in plan.trust.new:
             typer.echo(f"  {key.shown}")
     done = f"{counted(made, 'change')} {'to be made' if dry_run else 'made'}" if made else "nothing to change"
-    errors = len({*plan.said.of("error"), *said.of("error")})
+    errors = len(texts(lines, "error"))
     typer.echo(f"{done}; {counted(errors, 'error')}" if errors else done)
     if made and not (dry_run or errors) and (wanted.ssh_directory / "config").exists():
         call = shlex.join(["ssh", "-F", str(wanted.ssh_directory / "config")])

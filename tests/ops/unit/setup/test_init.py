@@ -22,8 +22,7 @@ from glmforge_ops.setup.find import config_text, find_cluster
 def said_by_a_node(**changes: Any) -> dict[str, Any]:
     return {
         "gpus": ["NVIDIA H200"] * 8,
-        "interface": "ens3",
-        "rdma": {"InfiniBand": ["mlx5_0"], "Ethernet": ["mlx5_1"]},
+        "links": ["Ethernet", "InfiniBand"],
         "disks": [["/local disk"], ["/scratch"]],
         "shared": [["/shared", "nas:/all"], ["/other", "nas:/this node's"]],
     } | changes
@@ -52,11 +51,10 @@ def test_what_all_have_becomes_settings(nodes: dict[str, Any]) -> None:
     found = find_cluster(ClusterConfig(nodes=["node[1-3]"]))
     cluster = load(config_text(found))
     assert (cluster.nodes, cluster.gpus_per_node, cluster.network) == (["node[1-3]"], 8, "infiniband")
-    assert (cluster.infiniband, cluster.interface) == (["mlx5_0"], "ens3")
     assert (cluster.local_path, cluster.shared_path) == (Path("/local disk"), Path("/shared"))
     assert found.missing == []
     assert "3 machines: node[1-3]" in found.said
-    assert "# also found: /scratch" in config_text(found)
+    assert "#   local_path: /local disk (also /scratch)" in config_text(found)
 
 
 def test_what_differs_or_lacks_is_said(nodes: dict[str, Any]) -> None:
@@ -117,4 +115,4 @@ def test_disks_of_a_node_are_sorted_and_the_systems_left_out(monkeypatch: pytest
 
 
 def test_this_machine_says_what_it_has() -> None:
-    assert facts.facts().keys() == {"gpus", "interface", "rdma", "disks", "shared"}
+    assert facts.facts().keys() == {"gpus", "links", "disks", "shared"}
