@@ -30,7 +30,7 @@ _MAX_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Place:
-    """Where ssh looks for a machine, and in which `files` for its key.
+    """Where ssh looks for a machine, and in which `files` for its key, under its `alias` if it has one.
 
     `user`: the account there, if it has another name than here.
     """
@@ -40,11 +40,12 @@ class Place:
     port: int
     user: str = ""
     files: tuple[str, ...] = ()
+    alias: str = ""
 
     @property
-    def lookup(self) -> str:
-        """Its name in known_hosts files."""
-        return (self.address if self.port == 22 else f"[{self.address}]:{self.port}").lower()
+    def name(self) -> str:
+        """In known_hosts files."""
+        return self.alias or (self.address if self.port == 22 else f"[{self.address}]:{self.port}").lower()
 
 
 @dataclass(frozen=True)
@@ -129,9 +130,10 @@ def places_of(ssh: Ssh, hosts: Sequence[str]) -> list[Place]:
         address, port = found.get("hostname", ""), found.get("port", "")
         if not address or not port.isdecimal():
             raise HostError(f"{host}: ssh's configuration gives no address for it; try 'ssh -G {host}'")
-        user = found.get("user", here)
+        user, alias = found.get("user", here), found.get("hostkeyalias", "none").lower()
+        alias = "" if alias == "none" else alias
         files = (found.get("userknownhostsfile", "") + " " + found.get("globalknownhostsfile", "")).split()
-        return Place(host, address, int(port), "" if user == here else user, tuple(files))
+        return Place(host, address, int(port), "" if user == here else user, tuple(files), alias)
 
     return list(map_in_threads(find, hosts, _AT_ONCE))
 
@@ -147,15 +149,15 @@ def find_trust(
     trust = Trust(read_text(own, error=HostError, max_bytes=_MAX_BYTES) if exists else "")
 
     def look(place: Place) -> tuple[bool, list[str], list[HostKey]]:
-        if _known(place, [str(own)]):
+        if _known(place.name, [str(own)]):
             return True, [], []
-        known = _known(place, place.files)
+        known = _known(place.name, place.files)
         return False, known, [] if known else _scan(place)
 
     for place, (is_kept, known, scanned) in zip(places, map_in_threads(look, places, _AT_ONCE), strict=True):
         good = known or [key.key for key in scanned if key.fingerprint in accepted.get(place.host, ())]
         if is_kept or good:
-            trust.added[place.host] = "".join(f"{place.lookup} {key}\n" for key in good)
+            trust.added[place.host] = "".join(f"{place.name} {key}\n" for key in good)
         elif not scanned:
             trust.refused[place.host] = "it shows no host key; look at its power, its network and its ssh server"
         elif place.host in accepted:
@@ -164,17 +166,17 @@ def find_trust(
         else:
             trust.new.append(scanned[0])
     if trust.new and confirm is not None and confirm(trust.new):
-        lookups = {place.host: place.lookup for place in places}
-        trust.added |= {key.host: f"{lookups[key.host]} {key.key}\n" for key in trust.new}
+        names = {place.host: place.name for place in places}
+        trust.added |= {key.host: f"{names[key.host]} {key.key}\n" for key in trust.new}
         trust.new = []
     fix = "compare its fingerprint with what the machine itself says, and give --accept-host-keys FILE"
     trust.refused |= {key.host: f"its host key is not known; {fix}" for key in trust.new}
     return trust
 
 
-def _known(place: Place, files: Sequence[str]) -> list[str]:
-    """Keys that known_hosts files have for it, also under hashed names."""
-    said = [_run("ssh-keygen", "-F", place.lookup, "-f", file, check=False) for file in files if Path(file).is_file()]
+def _known(name: str, files: Sequence[str]) -> list[str]:
+    """Keys that known_hosts files have for a name, also if it is hashed there."""
+    said = [_run("ssh-keygen", "-F", name, "-f", file, check=False) for file in files if Path(file).is_file()]
     rows = [line.partition(" ")[2] for line in "".join(said).splitlines()]  # not after @revoked or @cert-authority
     return list(dict.fromkeys(match[0] for row in rows if (match := _HOST_KEY.match(row))))
 

@@ -64,10 +64,10 @@ def test_a_key_that_is_confirmed_is_taken(tmp_path: Path, keys: list[str]) -> No
 
 def test_where_ssh_leads(tmp_path: Path) -> None:
     config = tmp_path / "config"
-    config.write_text("Host a\n  HostName 10.0.0.1\n  Port 2222\n  User trainer\nHost b\n  HostName B.cluster\n")
+    config.write_text("Host a\n  HostName 10.0.0.1\n  Port 2222\n  User trainer\nHost b\n  HostKeyAlias Second\n")
     a, b = places_of(Ssh(("ssh", "-F", str(config))), ["a", "b"])
-    assert (a.address, a.port, a.lookup, a.user) == ("10.0.0.1", 2222, "[10.0.0.1]:2222", "trainer")
-    assert (b.port, b.lookup, b.user) == (22, "b.cluster", "")
+    assert (a.address, a.port, a.name, a.user, a.alias) == ("10.0.0.1", 2222, "[10.0.0.1]:2222", "trainer", "")
+    assert (b.port, b.name, b.user, b.alias) == (22, "second", "", "second")
 
 
 def test_a_pair_of_keys_is_made_once_and_a_bad_one_is_named(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def texts(wanted: Wanted) -> dict[str, str]:
     """Every file that setup writes here, but for keys."""
     places = [
         Place("node001", "10.0.0.1", 22),
-        Place("node002", "node002.cluster", 2222, "root"),
+        Place("node002", "node002.cluster", 2222, alias="second"),
     ]
     return {file.path.name: file.text for file in files.files_here(wanted, places, "")}
 
