@@ -8,7 +8,7 @@ from typing import Any
 from glmforge.errors import HostError
 from glmforge.files import shown
 from glmforge.runtime.traces import ABOVE
-from glmforge_ops.hosts.fanout import Answer, Fanout, Outcome
+from glmforge_ops.hosts.fanout import Answer, Fanout
 from glmforge_ops.hosts.machines import ask_slurm
 from glmforge_ops.hosts.remote_program import WIRE, RemoteProgram, read_answer
 
@@ -94,13 +94,13 @@ def clean(
     """Clean all `hosts`; each is in the answer, whatever became of it."""
     stdin = CLEAN.sent(order.fields(living_jobs()))
     found: dict[str, Cleaned] = {}
-    for answer in fanout.answers(hosts, lambda host: CLEAN.script(host, python), _LIMIT_S, stdin):
-        if answer.outcome is Outcome.DONE:
-            cleaned = _read(answer)
-        else:
-            cleaned = Cleaned(answer.host, f"{answer.reason}; {answer.mend}".rstrip("; "))
+
+    def take(answer: Answer) -> None:
+        cleaned = _read(answer) if answer.is_done else Cleaned(answer.host, answer.problem)
         found[answer.host] = cleaned
         on_answer(cleaned)
+
+    fanout.run(hosts, lambda host: CLEAN.script(host, python), _LIMIT_S, stdin, take)
     return {host: found[host] for host in hosts}
 
 

@@ -125,7 +125,7 @@ def stage_in_allocation(files: Sequence[SourceFile], target: Path, *, verify: bo
 
 def _problem(answer: Answer) -> str:
     if answer.outcome is not Outcome.FAILED or answer.status is None:
-        return f"{answer.reason}; {answer.mend}".rstrip("; ")
+        return answer.problem
     said = first_complaint(answer.stderr)
     if said.endswith(": FAILED"):
         return f"a copy differs from its source ({said}); check the disk there"

@@ -189,7 +189,7 @@ def _read_facts(answer: Answer, calls: Sequence[Gather]) -> tuple[Outcome, dict[
     """Whether the node answered, and what; a text instead of facts says why there are none."""
     threshold = "answers through ssh"
     if not answer.is_done:
-        fix = answer.mend or "python3 of 3.11 or newer is needed there: install it"
+        fix = answer.fix or "python3 of 3.11 or newer is needed there: install it"
         return failed(f"{answer.outcome}: {answer.reason}", threshold, fix), None
     try:
         told = _clean(read_answer(answer))
