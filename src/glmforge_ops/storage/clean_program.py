@@ -17,6 +17,7 @@ import shutil
 import signal
 import socket
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,13 +45,16 @@ class Found(NamedTuple):
 
 
 def main(program: bytes) -> None:
-    """Carry out one order; another clean of this user waits."""
+    """Carry out one order."""
     order = begin()
     if order is None:
         return
     directory = directory_of_traces(Path(order["traces"]))
     directory.mkdir(mode=0o700, exist_ok=True)
-    fcntl.flock(os.open(directory, os.O_RDONLY | os.O_NOFOLLOW), fcntl.LOCK_EX)
+    try:
+        fcntl.flock(os.open(directory, os.O_RDONLY | os.O_NOFOLLOW), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.exit("another clean of yours is under way there; wait until it ends")
     say(clean(order))
 
 

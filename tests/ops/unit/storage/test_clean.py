@@ -250,17 +250,18 @@ def test_one_that_does_not_listen_is_killed(tmp_path: Path, monkeypatch: pytest.
         assert child.wait(5) == -9
 
 
-def test_two_at_once_remove_everything_once(tmp_path: Path, dead: int) -> None:
-    for step in range(40):
-        make(tmp_path / f"disk/.step-{step:08d}.partial-{HOST}-{dead}")
-    (tmp_path / "above").mkdir()
-    order = Order(paths=[tmp_path / "disk"], traces=tmp_path / "above", shm=tmp_path, tmp=tmp_path)
-    nodes = clean(["localhost", "127.0.0.1"], order, Fanout())
-    assert [node.problem for node in nodes] == ["", ""]
-    assert sorted(Path(each.path).name for node in nodes for each in node.removed) == [
-        f".step-{step:08d}.partial-{HOST}-{dead}" for step in range(40)
-    ]
-    assert list((tmp_path / "disk").iterdir()) == []
+def test_of_two_at_once_one_is_refused(tmp_path: Path, dead: int) -> None:
+    path = make(tmp_path / f"disk/.step-00000010.partial-{HOST}-{dead}")
+    order = Order(paths=[tmp_path / "disk"], traces=tmp_path, shm=tmp_path, tmp=tmp_path)
+    directory = notes.directory_of_traces(tmp_path)
+    directory.mkdir()
+    lock = os.open(directory, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    (refused,) = clean(["localhost"], order, Fanout())
+    os.close(lock)
+    assert (refused.problem, refused.removed) == ("another clean of yours is under way there; wait until it ends", [])
+    (done,) = clean(["localhost"], order, Fanout())
+    assert ([each.path for each in done.removed], path.exists()) == ([str(path)], False)
 
 
 def test_an_unreachable_node_is_named(tmp_path: Path) -> None:
