@@ -137,10 +137,12 @@ def _copy(root: RunDirectory, checkpoint: Path, there: "_Place", keep: int) -> C
     sums = {file: record.sha256 for file, record in manifest.items()}
     sums[MANIFEST_FILE] = hashlib.sha256((checkpoint / MANIFEST_FILE).read_bytes()).hexdigest()
     listed = "".join(f"{digest}  ./{file}\n" for file, digest in sums.items())
-    there.ask(f"mkdir -p {there.path}/checkpoints")
-    there.send([path for path in (root.config, root.adapters, root.info, root.tokenizer) if path.exists()], "")
+    there.run("mkdir -p checkpoints")
+    beside = [path for path in (root.config, root.adapters, root.info, root.tokenizer) if path.exists()]
+    if beside:
+        there.send(beside, "")
     if there.complaint(f"cd checkpoints/{name} && {VERIFY}", listed):
-        there.ask(f"cd {there.path} && mkdir -p checkpoints/.copying-{name}")
+        there.run(f"mkdir -p checkpoints/.copying-{name}")
         arrived = f"checkpoints/.copying-{name}/{checkpoint.name}"
         for options in ((), ("--checksum",)):  # damage of an earlier attempt shows in neither size nor time
             there.send([checkpoint], f"checkpoints/.copying-{name}/", *options)
@@ -149,52 +151,48 @@ def _copy(root: RunDirectory, checkpoint: Path, there: "_Place", keep: int) -> C
         else:
             raise HostError(f"{there}: the copy differs from the manifest ({said}): check the disks of both")
         # What has the name already is broken, or of an earlier course of the run: it stays under another name.
-        there.ask(
-            f"cd {there.path}; if [ -e checkpoints/{name} ]; then "
-            f"mv checkpoints/{name} checkpoints/.broken-{name}-$(date +%s); fi; "
+        there.run(
+            f"if [ -e checkpoints/{name} ]; then mv checkpoints/{name} checkpoints/.broken-{name}-$(date +%s); fi; "
             f"mv {arrived} checkpoints/{name}; rm -rf checkpoints/.copying-*; sync -f checkpoints"
         )
-    listing = there.ask(f"cd {there.path}/checkpoints; ls -d step-*/{MANIFEST_FILE}")
-    copies = sorted(re.findall(r"^(step-\d{8,})/", listing, re.MULTILINE))
-    removed = [each for each in copies[:-keep] if each != name]
-    if removed:
-        there.ask(f"cd {there.path}/checkpoints && rm -rf -- {' '.join(removed)}")
+    older = f"ls -d step-*/{MANIFEST_FILE} | grep -Eo '^step-[0-9]{{8,}}' | head -n -{keep} | grep -vx {name} || true"
+    removed = there.run(f'cd checkpoints; for step in $({older}); do rm -rf "$step"; echo "$step"; done')
     num_bytes = sum(record.size for record in manifest.values())
-    return Copied(name, len(sums), num_bytes, time.monotonic() - began, tuple(removed))
+    return Copied(name, len(sums), num_bytes, time.monotonic() - began, tuple(removed.split()))
 
 
 class _Place:
-    """The run's directory at the destination."""
+    """The run's directory at the destination. Methods raise `HostError`."""
 
     def __init__(self, destination: Destination, ssh: Ssh) -> None:
         self._destination, self._fanout = destination, Fanout(ssh)
-        self.path = shlex.quote(str(destination.directory))
 
     def __str__(self) -> str:
         return shown(self._destination)
 
-    def ask(self, script: str) -> str:
-        """What a script there prints. Raises `HostError`."""
-        return self._done(self._run(f"set -e; {script}")).stdout.decode(errors="replace")
+    def run(self, script: str) -> str:
+        """What a script in the directory prints."""
+        return self._done(self._ask(script)).stdout.decode(errors="replace")
 
     def complaint(self, script: str, stdin: str) -> str:
-        """Why a script in the directory fails, empty if it does not. Raises `HostError` if it cannot be asked."""
-        answer = self._run(f"cd {self.path} && {script}", stdin)
+        """Why a script in the directory fails; empty if it does not."""
+        answer = self._ask(script, stdin)
         if answer.outcome is Outcome.FAILED and answer.status is not None:
             return first_complaint(answer.stderr) or answer.reason
         self._done(answer)
         return ""
 
     def send(self, paths: list[Path], directory: str, *options: str) -> None:
-        """Copy files and directories into `directory` below the run's. Raises `HostError`."""
-        if paths:
-            target = str(self._destination._replace(directory=self._destination.directory / directory))
-            reach = ["--rsh", self._fanout.ssh.call()]
-            command = [*_RSYNC, *options, *reach, "--", *map(str, paths), f"{target}/"]
-            self._done(self._run(shlex.join(command), here=True))
+        """Copy files and directories into `directory` below the run's."""
+        target = f"{self._destination._replace(directory=self._destination.directory / directory)}/"
+        command = [*_RSYNC, *options, "--rsh", self._fanout.ssh.call(), "--", *map(str, paths), target]
+        (answer,) = self._fanout.run([self._destination.host], shlex.join(command), LIMIT_S, here=True).values()
+        self._done(answer)
 
-    def _run(self, script: str, stdin: str = "", here: bool = False) -> Answer:
-        (answer,) = self._fanout.run([self._destination.host], script, LIMIT_S, stdin.encode(), here=here).values()
+    def _ask(self, script: str, stdin: str = "") -> Answer:
+        path = shlex.quote(str(self._destination.directory))
+        script = f"set -e; mkdir -p {path}; cd {path}; {script}"
+        (answer,) = self._fanout.run([self._destination.host], script, LIMIT_S, stdin.encode()).values()
         return answer
 
     def _done(self, answer: Answer) -> Answer:
