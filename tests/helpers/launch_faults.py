@@ -13,8 +13,8 @@ from pathlib import Path
 
 from glmforge.checkpoint.format.store import list_checkpoints
 from glmforge.errors import HostError
-from glmforge_ops.dev.options import HEAD
-from glmforge_ops.dev.packages import find
+from glmforge_ops.dev.hosts import find
+from glmforge_ops.dev.state import HEAD
 from helpers.launched import LIMIT_S, Launched
 
 Mend = Callable[[], None]

@@ -2,14 +2,12 @@
 
 import json
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from glmforge.cli.signature import takes
 from glmforge.cli.tables import print_table, table
 
 if TYPE_CHECKING:
@@ -24,33 +22,18 @@ DirectoryOption = Annotated[
 NodeArgument = Annotated[str, typer.Argument(help="Name of a node, such as node2.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class UpOptions:
-    """See `DevOptions`."""
-
-    nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 3
-    gpus: Annotated[int, typer.Option(help="Fake GPUs per node.")] = 8
-    cpus: Annotated[int, typer.Option(help="CPUs that each node reports.")] = 8
-    accounting: Annotated[bool, typer.Option("--accounting", help="Run slurmdbd, so that sacct works.")] = False
-    slurm: Annotated[bool, typer.Option("--slurm/--no-slurm", help="Without Slurm: hosts with ssh servers.")] = True
-    prolog: Annotated[Path | None, typer.Option(help="Program that Slurm runs on each node before a job.")] = None
-    slurmd_timeout: Annotated[
-        int, typer.Option(help="Seconds without a response after which Slurm marks a node down.")
-    ] = 30
-    link_rate: Annotated[
-        str | None, typer.Option(help="Bandwidth of every link, such as 100mbit.", show_default="unlimited")
-    ] = None
-    bare: Annotated[bool, typer.Option("--bare", help="Nodes that are still to be set up: empty homes, no keys.")] = (
-        False
-    )
-    plain: Annotated[bool, typer.Option("--plain", help="Run all daemons on the loopback, without namespaces.")] = False
-    name: NameOption = "default"
-    directory: DirectoryOption = None
-
-
 @app.command("up")
-@takes(UpOptions)
-def up(options: UpOptions) -> None:
+def up(
+    nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 3,
+    gpus: Annotated[int, typer.Option(help="Fake GPUs per node.")] = 8,
+    cpus: Annotated[int, typer.Option(help="CPUs that each node reports.")] = 8,
+    slurm: Annotated[bool, typer.Option("--slurm/--no-slurm", help="Without Slurm: hosts with ssh servers.")] = True,
+    bare: Annotated[
+        bool, typer.Option("--bare", help="Nodes that are still to be set up: empty homes, no keys.")
+    ] = False,
+    name: NameOption = "default",
+    directory: DirectoryOption = None,
+) -> None:
     """Start a cluster; it runs until 'down'.
 
     As root every node is a host of its own, with name, address, ssh server, local disk and a link that can be cut;
@@ -60,35 +43,31 @@ def up(options: UpOptions) -> None:
 
         glmforge cluster dev up --nodes 3 --gpus 8
 
-        glmforge cluster dev up --nodes 8 --no-slurm --link-rate 100mbit --name hosts
+        glmforge cluster dev up --nodes 8 --no-slurm --name hosts
     """
     from glmforge_ops.dev import DevCluster, DevOptions
 
-    cluster = DevCluster.start(
-        _directory(options.name, options.directory),
-        DevOptions(
-            nodes=options.nodes,
-            gpus=options.gpus,
-            cpus=options.cpus,
-            slurm=options.slurm,
-            accounting=options.accounting,
-            prolog=options.prolog,
-            slurmd_timeout_s=options.slurmd_timeout,
-            link_rate=options.link_rate,
-            bare=options.bare,
-            mode="plain" if options.plain else None,
-        ),
-        say=lambda line: typer.echo(line, err=True),
-    )
+    options = DevOptions(nodes=nodes, gpus=gpus, cpus=cpus, slurm=slurm, bare=bare)
+    where = _directory(name, directory)
+    cluster = DevCluster.start(where, options, say=lambda line: typer.echo(line, err=True))
     cluster.detach()
-    _show(cluster)
+    first, last = cluster.nodes[0], cluster.nodes[-1]
+    typer.echo(f"{cluster.directory}: {f'{first} is' if first == last else f'{first} to {last} are'} up")
+    if slurm:
+        typer.echo(f"export SLURM_CONF={cluster.places.slurm_conf}")
+    if not cluster.state.why_plain:
+        typer.echo(f"{' '.join(cluster.ssh_command)} head")
+        return
+    typer.echo(
+        f"this is a plain cluster ({cluster.state.why_plain}): nodes share this machine's name, address and disk,"
+    )
+    typer.echo("and have no ssh servers and no links")
+    if gpus and not (cluster.places / "gpus/nvidia0").is_char_device():
+        typer.echo("GPUs are plain files: Slurm counts them, but does not set CUDA_VISIBLE_DEVICES")
 
 
 @app.command("down")
-def down(
-    name: NameOption = "default",
-    directory: DirectoryOption = None,
-) -> None:
+def down(name: NameOption = "default", directory: DirectoryOption = None) -> None:
     """End a cluster: its processes, interfaces, mounts and files.
 
     Example:
@@ -110,11 +89,9 @@ def status(
 ) -> None:
     """Show the hosts of a cluster.
 
-    Examples:
+    Example:
 
         glmforge cluster dev status
-
-        glmforge cluster dev status --json
     """
     cluster = _open(name, directory)
     slurm = cluster.slurm_states()
@@ -185,7 +162,7 @@ def _heal(node: str, name: str, directory: Path | None) -> str:
 
 def _directory(name: str, directory: Path | None) -> Path:
     from glmforge.files import absolute
-    from glmforge_ops.dev.places import default_directory
+    from glmforge_ops.dev.state import default_directory
 
     return default_directory(name) if directory is None else absolute(directory)
 
@@ -194,18 +171,3 @@ def _open(name: str, directory: Path | None) -> "DevCluster":
     from glmforge_ops.dev import DevCluster
 
     return DevCluster.open(_directory(name, directory))
-
-
-def _show(cluster: "DevCluster") -> None:
-    """How to use the cluster, and what it lacks."""
-    options, state, first, last = cluster.state.options, cluster.state, cluster.nodes[0], cluster.nodes[-1]
-    typer.echo(f"{cluster.directory}: {f'{first} is' if first == last else f'{first} to {last} are'} up")
-    if options.slurm:
-        typer.echo(f"export SLURM_CONF={cluster.places.slurm_conf}")
-    if state.mode == "namespaces":
-        typer.echo(f"{' '.join(cluster.ssh_command)} head")
-        return
-    typer.echo(f"this is a plain cluster ({state.why_plain}): nodes share this machine's name, address and disk, and")
-    typer.echo("have no ssh servers and no links")
-    if options.gpus and not (cluster.places / "gpus/nvidia0").is_char_device():
-        typer.echo("GPUs are plain files: Slurm counts them, but does not set CUDA_VISIBLE_DEVICES")

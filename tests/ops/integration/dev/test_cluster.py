@@ -9,14 +9,14 @@ import pytest
 
 from glmforge.errors import GlmforgeError, HostError
 from glmforge_ops.dev import DevCluster, DevOptions, development_cluster
-from glmforge_ops.dev.places import LONGEST
+from glmforge_ops.dev.state import LONGEST
 from helpers.dev_cluster import hosts_or_skip, install_slurm_or_skip, short_directory
 from helpers.leftovers import belongings_of, mounts_of, processes_of
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from glmforge_ops.dev.places import LONGEST
+from glmforge_ops.dev.state import LONGEST
 from glmforge_ops.dev import DevOptions, development_cluster
 options = DevOptions(nodes=1, gpus=0, slurm=False, mode=sys.argv[2])
 with development_cluster(Path(sys.argv[1]), options) as cluster:

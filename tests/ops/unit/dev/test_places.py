@@ -7,8 +7,7 @@ import pytest
 
 from glmforge.errors import ConfigError, HostError
 from glmforge_ops.dev import DevCluster, DevOptions
-from glmforge_ops.dev.places import LONGEST, MAX_NODES, Places, default_directory
-from glmforge_ops.dev.state import read_state
+from glmforge_ops.dev.state import LONGEST, MAX_NODES, Places, default_directory, read_state
 
 
 @pytest.mark.parametrize(
@@ -67,7 +66,7 @@ def test_a_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:
 def test_one_command_at_a_time(tmp_path: Path) -> None:
     places = Places(tmp_path / "cluster")
     other = (
-        "import sys; from pathlib import Path; from glmforge_ops.dev.places import Places\n"
+        "import sys; from pathlib import Path; from glmforge_ops.dev.state import Places\n"
         "with Places(Path(sys.argv[1])).lock(): pass"
     )
     command = [sys.executable, "-c", other, str(places.directory)]
