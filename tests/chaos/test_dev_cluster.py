@@ -94,7 +94,7 @@ def test_two_ups_at_once(short_path: Path) -> None:
     assert glmforge("down", "--directory", str(short_path / "cluster")).returncode == 0
 
 
-@pytest.mark.parametrize(("which", "daemon"), [(0, "slurmctld of head"), (3, "slurmd of node1")])
+@pytest.mark.parametrize(("which", "daemon"), [(0, "slurmctld of head"), (1, "slurmd of node1")])
 def test_a_port_that_somebody_took_meanwhile(
     short_path: Path, monkeypatch: pytest.MonkeyPatch, which: int, daemon: str
 ) -> None:

@@ -100,7 +100,7 @@ def test_a_mistake_of_the_configuration(cluster: Cluster, start: Start, tmp_path
 def test_no_slurm_here(start: Start, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     said = end_of(start("--script", "go.py", "--launcher", "slurm", environment={"PATH": str(tmp_path / "bin")}))
-    assert_refused(said, "scontrol: is not on this machine; run this where jobs are submitted, or choose another --lau")
+    assert_refused(said, "sinfo: is not on this machine; run this where jobs are submitted, or choose another --lau")
     assert not (tmp_path / "jobs").exists()
 
 
@@ -108,7 +108,7 @@ def test_of_two_at_once_with_one_name_one_is_submitted(cluster: Cluster, start: 
     both = [start("--script", "go.py", "--name", "one", "--dependency=singleton", "--time=1:00:00") for _ in range(2)]
     first, second = sorted(map(end_of, both), key=lambda said: said.status)
     assert first.status == 0, first
-    assert_refused(second, f"{tmp_path}/jobs/one: there is a job of this name; give another --name, or 'glmforge jobs")
+    assert_refused(second, f"{tmp_path}/jobs/one: the name is taken; give another --name, or 'glmforge jobs")
     assert [path.name for path in (tmp_path / "jobs").iterdir()] == ["one"]
     assert (tmp_path / "jobs/one/submissions.jsonl").read_text().count("\n") == 1
 

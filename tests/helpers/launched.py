@@ -122,11 +122,6 @@ class Launched:
         """Of the job, of this kind."""
         return [event for event in self.files.read_events() if event["event"] == name]
 
-    def run_events(self, name: str) -> list[dict[str, Any]]:
-        """Of the training run."""
-        path = self.config.output_dir / "events.jsonl"
-        return [event for event in read_jsonl(path) if event["event"] == name] if path.exists() else []
-
     @property
     def step(self) -> int:
         """The last that the run has recorded."""
