@@ -110,8 +110,8 @@ def end_cluster(places: Places, state: ClusterState | None) -> None:
     """End all processes, also those that the state does not mention, and remove the uplink."""
     hosts = state.hosts.values() if state is not None else ()
     end_processes(places, keepers=[record.keeper for record in hosts if record.keeper is not None])
-    if state is not None and state.uplink is not None:
-        network.remove_uplink(state.uplink)
+    if state is not None:
+        network.remove_uplink(state)
 
 
 def free_ports(count: int) -> list[int]:

@@ -23,8 +23,6 @@ from glmforge_ops.dev.bring_up import bring_up, end_cluster, start_nodes, wait_u
 from glmforge_ops.dev.hosts import end_processes, ended_daemons, entering, environment_of
 from glmforge_ops.dev.state import HEAD, LONGEST, ClusterState, DevOptions, HostRecord, Places, read_state
 
-Say = Callable[[str], None]
-
 _RUN_LIMIT_S = 120.0
 
 
@@ -36,7 +34,7 @@ class DevCluster:
         self._tie: int | None = None
 
     @classmethod
-    def start(cls, directory: Path, options: DevOptions, *, say: Say = lambda line: None) -> Self:
+    def start(cls, directory: Path, options: DevOptions, *, say: Callable[[str], None] = lambda line: None) -> Self:
         """Start a cluster in `directory`, new or empty; it ends with this process until `detach` is called.
 
         `say` gets a line before each step that takes long. Installs missing Debian packages if this is root.
@@ -199,12 +197,11 @@ class DevCluster:
             wait_until_up(self.state, [node], [node], since)
 
     def limit_rate(self, node: str, rate: str | None) -> None:
-        """Limit a node's link in both directions, to "10mbit"; None: unlimited."""
+        """Limit a node's link in both directions, to "10mbit", until it fails; None: unlimited."""
         self._need_links()
-        with self._changing(node) as record:
+        with self._changing(node):
             self._check_is_up(node)
             network.set_rate(self.state, node, rate)
-            record.rate = rate
 
     def ended_daemons(self, host: str) -> list[str]:
         """`DAEMON STATUS` of those that have ended although their host is up."""
@@ -259,11 +256,9 @@ class DevCluster:
 
 
 @contextmanager
-def development_cluster(
-    directory: Path, options: DevOptions | None = None, *, say: Say = lambda line: None
-) -> Iterator[DevCluster]:
+def development_cluster(directory: Path, options: DevOptions | None = None) -> Iterator[DevCluster]:
     """A cluster in `directory`, new or empty, that ends with the block, or with this process, however it ends."""
-    cluster = DevCluster.start(directory, options or DevOptions(), say=say)
+    cluster = DevCluster.start(directory, options or DevOptions())
     try:
         yield cluster
     finally:

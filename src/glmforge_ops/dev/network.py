@@ -9,6 +9,7 @@ import re
 import subprocess
 from collections.abc import Sequence
 from ipaddress import IPv4Network
+from pathlib import Path
 
 from glmforge.errors import ConfigError, HostError
 from glmforge_ops.dev.hosts import entering
@@ -30,6 +31,7 @@ def make_bridge(state: ClusterState) -> None:
     cannot take the same.
     """
     network, state.uplink = _make_uplink(state.pid(HEAD))
+    state.uplink_index = _index(state.uplink)
     state.hosts[HEAD].address = str(network[_HEAD])
     for number, name in enumerate(state.options.node_names, 1):
         state.hosts[name].address = str(network[number])
@@ -54,9 +56,15 @@ def _make_uplink(head: int) -> tuple[IPv4Network, str]:
     raise HostError("no network of 10.77.0.0/16 is free; end other clusters first")
 
 
-def remove_uplink(name: str) -> None:
-    """It goes with the head anyway, but not at once."""
-    _run(["ip", "link", "delete", name])
+def remove_uplink(state: ClusterState) -> None:
+    """It goes with the head, but not at once; its name may be another cluster's by now, its index may not."""
+    if state.uplink is not None and _index(state.uplink) == state.uplink_index:
+        _run(["ip", "link", "delete", state.uplink])
+
+
+def _index(interface: str) -> int:
+    file = Path("/sys/class/net", interface, "ifindex")
+    return int(file.read_text()) if file.exists() else 0
 
 
 def connect(state: ClusterState, nodes: Sequence[str]) -> None:
@@ -74,8 +82,6 @@ def connect(state: ClusterState, nodes: Sequence[str]) -> None:
     for name in nodes:
         address = f"addr add {state.hosts[name].address}/24 dev {_INTERFACE}"
         _ip(state, name, ["link set lo up", address, f"link set {_INTERFACE} up"])
-        if state.hosts[name].rate is not None:
-            set_rate(state, name, state.hosts[name].rate)
 
 
 def disconnect(state: ClusterState, node: str) -> None:

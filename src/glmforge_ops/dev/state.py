@@ -36,7 +36,6 @@ _LIMITS = {
     "grace_time_s": (0, 65533),
     "first_job": (1, 1_000_000),
 }
-_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 _SAFE_PATH = re.compile(r"(/[A-Za-z0-9_+.-]+)+")  # needs no quotes in Slurm's files or in a shell
 _HIDDEN = ("/run", "/var/run", "/dev", "/proc", "/sys")  # every host has its own
 _MARK, _STATE = ".glmforge-dev-cluster", "cluster.json"
@@ -79,11 +78,9 @@ class DevOptions:
         return tuple(f"node{number}" for number in range(1, self.nodes + 1))
 
 
-def default_directory(name: str) -> Path:
-    """Directory of the cluster called `name`. Raises `ConfigError` for an invalid name."""
-    if not _NAME.fullmatch(name):
-        raise ConfigError(f"cluster name {shown(name)!r}: use at most 31 lower-case letters, digits and dashes")
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "glmforge", "dev", name)
+def default_directory() -> Path:
+    """Where a cluster is if no directory is given."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "glmforge", "dev", "default")
 
 
 @dataclass(frozen=True)
@@ -194,7 +191,6 @@ class HostRecord(BaseModel):
     keeper: ProcessIdentity | None = None
     ports: dict[str, int] = {}
     cut: bool = False
-    rate: str | None = None
 
     @property
     def state(self) -> Literal["up", "cut", "failed"]:
@@ -214,6 +210,7 @@ class ClusterState(BaseModel):
     hosts: dict[str, HostRecord] = {}
     why_plain: str = ""
     uplink: str | None = None
+    uplink_index: int = 0
 
     @property
     def is_running(self) -> bool:

@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Development cluster: Slurm on this machine, each node a host.")
 
-NameOption = Annotated[str, typer.Option(help="Which cluster; several can be up at once.")]
 DirectoryOption = Annotated[
-    Path | None, typer.Option(help="Directory of the cluster.", show_default="~/.cache/glmforge/dev/NAME")
+    Path | None,
+    typer.Option(
+        help="Directory of the cluster; several can be up at once.", show_default="~/.cache/glmforge/dev/default"
+    ),
 ]
 NodeArgument = Annotated[str, typer.Argument(help="Name of a node, such as node2.")]
 
@@ -31,7 +33,6 @@ def up(
     bare: Annotated[
         bool, typer.Option("--bare", help="Nodes that are still to be set up: empty homes, no keys.")
     ] = False,
-    name: NameOption = "default",
     directory: DirectoryOption = None,
 ) -> None:
     """Start a cluster; it runs until 'down'.
@@ -43,12 +44,12 @@ def up(
 
         glmforge cluster dev up --nodes 3 --gpus 8
 
-        glmforge cluster dev up --nodes 8 --no-slurm --name hosts
+        glmforge cluster dev up --nodes 8 --no-slurm --directory hosts
     """
     from glmforge_ops.dev import DevCluster, DevOptions
 
     options = DevOptions(nodes=nodes, gpus=gpus, cpus=cpus, slurm=slurm, bare=bare)
-    where = _directory(name, directory)
+    where = _directory(directory)
     cluster = DevCluster.start(where, options, say=lambda line: typer.echo(line, err=True))
     cluster.detach()
     first, last = cluster.nodes[0], cluster.nodes[-1]
@@ -67,7 +68,7 @@ def up(
 
 
 @app.command("down")
-def down(name: NameOption = "default", directory: DirectoryOption = None) -> None:
+def down(directory: DirectoryOption = None) -> None:
     """End a cluster: its processes, interfaces, mounts and files.
 
     Example:
@@ -76,7 +77,7 @@ def down(name: NameOption = "default", directory: DirectoryOption = None) -> Non
     """
     from glmforge_ops.dev import DevCluster
 
-    where = _directory(name, directory)
+    where = _directory(directory)
     DevCluster.end(where)
     typer.echo(f"{where}: cluster ended")
 
@@ -84,7 +85,6 @@ def down(name: NameOption = "default", directory: DirectoryOption = None) -> Non
 @app.command("status")
 def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    name: NameOption = "default",
     directory: DirectoryOption = None,
 ) -> None:
     """Show the hosts of a cluster.
@@ -93,7 +93,7 @@ def status(
 
         glmforge cluster dev status
     """
-    cluster = _open(name, directory)
+    cluster = _open(directory)
     slurm = cluster.slurm_states()
     hosts = [
         {
@@ -101,7 +101,6 @@ def status(
             "state": record.state,
             "address": record.address,
             "slurm": slurm.get(host, ""),
-            "link_rate": record.rate or "",
             "ended_daemons": cluster.ended_daemons(host),
         }
         for host, record in cluster.state.hosts.items()
@@ -109,7 +108,7 @@ def status(
     if as_json:
         typer.echo(json.dumps({"directory": str(cluster.directory), "mode": cluster.state.mode, "hosts": hosts}))
         return
-    words = ("host", "state", "address", "slurm", "link rate", "ended daemons")
+    words = ("host", "state", "address", "slurm", "ended daemons")
     rows = table(*words, in_words=words)
     for host in hosts:
         *cells, ended = host.values()
@@ -118,56 +117,55 @@ def status(
 
 
 @app.command("fail")
-def fail(node: NodeArgument, name: NameOption = "default", directory: DirectoryOption = None) -> None:
+def fail(node: NodeArgument, directory: DirectoryOption = None) -> None:
     """Power a node off: all its processes end at once.
 
     Example:
 
         glmforge cluster dev fail node2
     """
-    _open(name, directory).fail(node)
-    typer.echo(f"{node}: failed; bring it back: {_heal(node, name, directory)}")
+    _open(directory).fail(node)
+    typer.echo(f"{node}: failed; bring it back: {_heal(node, directory)}")
 
 
 @app.command("cut")
-def cut(node: NodeArgument, name: NameOption = "default", directory: DirectoryOption = None) -> None:
+def cut(node: NodeArgument, directory: DirectoryOption = None) -> None:
     """Cut the link of a node, which runs on.
 
     Example:
 
         glmforge cluster dev cut node2
     """
-    _open(name, directory).cut(node)
-    typer.echo(f"{node}: link cut; restore it: {_heal(node, name, directory)}")
+    _open(directory).cut(node)
+    typer.echo(f"{node}: link cut; restore it: {_heal(node, directory)}")
 
 
 @app.command("heal")
-def heal(node: NodeArgument, name: NameOption = "default", directory: DirectoryOption = None) -> None:
+def heal(node: NodeArgument, directory: DirectoryOption = None) -> None:
     """Bring back a node that failed or was cut off.
 
     Example:
 
         glmforge cluster dev heal node2
     """
-    _open(name, directory).heal(node)
+    _open(directory).heal(node)
     typer.echo(f"{node}: is up")
 
 
-def _heal(node: str, name: str, directory: Path | None) -> str:
+def _heal(node: str, directory: Path | None) -> str:
     """The command that does so, of the same cluster."""
-    where = "" if name == "default" else f" --name {name}"
-    where = where if directory is None else f" --directory {shlex.quote(str(directory))}"
+    where = "" if directory is None else f" --directory {shlex.quote(str(directory))}"
     return f"glmforge cluster dev heal {node}{where}"
 
 
-def _directory(name: str, directory: Path | None) -> Path:
+def _directory(directory: Path | None) -> Path:
     from glmforge.files import absolute
     from glmforge_ops.dev.state import default_directory
 
-    return default_directory(name) if directory is None else absolute(directory)
+    return default_directory() if directory is None else absolute(directory)
 
 
-def _open(name: str, directory: Path | None) -> "DevCluster":
+def _open(directory: Path | None) -> "DevCluster":
     from glmforge_ops.dev import DevCluster
 
-    return DevCluster.open(_directory(name, directory))
+    return DevCluster.open(_directory(directory))
