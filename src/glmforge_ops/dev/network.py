@@ -63,8 +63,10 @@ def remove_uplink(state: ClusterState) -> None:
 
 
 def _index(interface: str) -> int:
-    file = Path("/sys/class/net", interface, "ifindex")
-    return int(file.read_text()) if file.exists() else 0
+    try:
+        return int(Path("/sys/class/net", interface, "ifindex").read_text())
+    except OSError:  # it is gone, or goes
+        return 0
 
 
 def connect(state: ClusterState, nodes: Sequence[str]) -> None:

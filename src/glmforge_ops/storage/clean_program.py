@@ -17,7 +17,6 @@ import shutil
 import signal
 import socket
 import stat
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,16 +44,13 @@ class Found(NamedTuple):
 
 
 def main(program: bytes) -> None:
-    """Carry out one order."""
+    """Carry out one order; another clean of this user on this machine waits."""
     order = begin()
     if order is None:
         return
     directory = directory_of_traces(Path(order["traces"]))
     directory.mkdir(mode=0o700, exist_ok=True)
-    try:
-        fcntl.flock(os.open(directory, os.O_RDONLY | os.O_NOFOLLOW), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        sys.exit("another clean of yours is under way there; wait until it ends")
+    fcntl.flock(os.open(directory, os.O_RDONLY | os.O_NOFOLLOW), fcntl.LOCK_EX)
     say(clean(order))
 
 
