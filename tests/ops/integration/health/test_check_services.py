@@ -12,7 +12,7 @@ import yaml
 
 from glmforge.config.cluster import ClusterConfig
 from glmforge_ops.dev import DevCluster, DevOptions, development_cluster
-from glmforge_ops.dev.host_processes import wait_until
+from glmforge_ops.dev.hosts import wait_until
 from glmforge_ops.health.checks.check import Context, Level
 from glmforge_ops.health.checks.examine import Findings, choose_checks, examine
 from glmforge_ops.health.checks.thresholds import Thresholds

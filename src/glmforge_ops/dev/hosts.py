@@ -1,14 +1,15 @@
-"""Processes of a development cluster: started, found and killed.
+"""Hosts of a development cluster: the programs that they need, and their processes: started, found and killed.
 
 A host is up as long as its first process (`templates/host.sh`). With namespaces that is process 1 of the host: the
 kernel ends everything else of the host with it, and the nodes with the head, since their namespaces of process ids lie
 in the head's. No namespace has a name, so nothing of them outlives their processes.
 
-Every process of a cluster carries marks in its environment, by which it is found, also after a crash of whatever
-started it. `python -m glmforge_ops.dev.host_processes DIRECTORY` kills all that belong to the cluster in DIRECTORY.
+Every process of a cluster carries marks in its environment, by which it is found, also after a crash of what
+started it. `python -m glmforge_ops.dev.hosts DIRECTORY` kills all that belong to the cluster in DIRECTORY.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -20,18 +21,67 @@ import psutil
 
 from glmforge.errors import HostError
 from glmforge.runtime.process import ProcessIdentity, identify, is_alive
-from glmforge_ops.dev.options import HEAD
-from glmforge_ops.dev.packages import NAMESPACES, find
-from glmforge_ops.dev.places import Places
-from glmforge_ops.dev.state import ClusterState
+from glmforge_ops.dev.state import HEAD, ClusterState, Places
+from glmforge_ops.hosts.machines import printed_by
 
+NAMESPACES = ("--net", "--uts", "--ipc", "--mount", "--pid")
 CLUSTER_MARK, HOST_MARK = "GLMFORGE_DEV_CLUSTER", "GLMFORGE_DEV_HOST"
 """Variables of every process: directory of the cluster, name of the host."""
 
+# Program -> Debian package.
+_HOSTS = {"ip": "iproute2", "tc": "iproute2", "unshare": "util-linux", "nsenter": "util-linux"} | {
+    "sshd": "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client"
+}  # fmt: skip
+_SLURM = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge"}
+_INSTALL_LIMIT_S = 1200.0
 _END_LIMIT_S = 30.0
 _POLL_S = 0.02
 _HOST_SCRIPT = Path(__file__).with_name("templates") / "host.sh"
 _DAEMON_SCRIPT = 'ended=$1; shift; "$@"; echo "$0 $?" >>"$ended"'
+
+
+def needed(*, slurm: bool, hosts: bool) -> dict[str, str]:
+    """Programs that Slurm, and hosts in namespaces, need, with the Debian package of each."""
+    return (_HOSTS if hosts else {}) | (_SLURM if slurm else {})
+
+
+def find(program: str) -> str | None:
+    """Path of a program; daemons may be outside PATH."""
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin", "/usr/local/sbin"])
+    return shutil.which(program, path=path)
+
+
+def ensure(programs: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Install what is missing if this is root on Debian. Raises `HostError` where that is not possible."""
+    missing = [program for program in programs if find(program) is None]
+    if not missing:
+        return
+    packages = sorted({programs[program] for program in missing})
+    install = f"apt-get install {' '.join(packages)}"
+    if os.geteuid() != 0 or find("apt-get") is None:
+        raise HostError(f"missing: {', '.join(missing)}; install as root (Debian: {install})")
+    say(f"installing {', '.join(packages)}")
+    for command in (["update"], ["install", "-y", "--no-install-recommends", *packages]):
+        printed_by(
+            *("apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300", *command),
+            environment=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
+            limit_s=_INSTALL_LIMIT_S,
+            missing=install,
+            otherwise=f"try it yourself: {install}",
+        )
+
+
+def namespaces_refusal() -> str | None:
+    """Why this process may not make hosts in namespaces; None if it may."""
+    if os.geteuid() != 0:
+        return "you are not root"
+    if find("unshare") is None:
+        return "'unshare' is not installed"
+    # `ip` may not be installed yet.
+    attempt = ["ip", "link", "add", "one", "type", "veth", "peer", "name", "two"] if find("ip") else ["true"]
+    command = ["unshare", *NAMESPACES, "--fork", "--mount-proc", *attempt]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return (done.stderr.strip().splitlines() or ["unshare failed"])[-1] if done.returncode else None
 
 
 def environment_of(places: Places, host: str | None = None) -> dict[str, str]:
@@ -42,12 +92,12 @@ def environment_of(places: Places, host: str | None = None) -> dict[str, str]:
     return outer | {"PATH": path} | marks | ({HOST_MARK: host} if host else {})
 
 
-def start_hosts(places: Places, state: ClusterState, names: Sequence[str], tie: int | None = None) -> None:
+def start_hosts(state: ClusterState, names: Sequence[str], tie: int | None = None) -> None:
     """Start hosts without daemons, all at the same time; `state` gets their first processes.
 
     `tie`: a file descriptor; the cluster ends when its other end is closed. Raises `HostError` if a host fails.
     """
-    processes = {name: _launch(places, state, name, tie) for name in names}
+    processes = {name: _launch(state, name, tie) for name in names}
     lines = {}
     for name, process in processes.items():
         with process:
@@ -55,15 +105,15 @@ def start_hosts(places: Places, state: ClusterState, names: Sequence[str], tie: 
             lines[name] = process.stdout.readline().strip()
     for name, line in lines.items():
         if not line.isdecimal():
-            raise HostError(f"{name}: cannot be started: {last_line(places, name, 'host')}")
+            raise HostError(f"{name}: cannot be started: {last_line(state.places, name, 'host')}")
         state.hosts[name].keeper, state.hosts[name].cut = identify(int(line)), False
 
 
-def _launch(places: Places, state: ClusterState, name: str, tie: int | None) -> "subprocess.Popen[str]":
-    home = str(Path.home()) if state.options.bare else ""
+def _launch(state: ClusterState, name: str, tie: int | None) -> "subprocess.Popen[str]":
+    places, home = state.places, str(Path.home()) if state.options.bare else ""
     command = ["sh", str(_HOST_SCRIPT), state.mode, name, str(places.directory), state.options.shm_size, home]
     if name == HEAD:  # what it does when the tie ends
-        kill = [sys.executable, "-m", "glmforge_ops.dev.host_processes", str(places.directory)]
+        kill = [sys.executable, "-m", "glmforge_ops.dev.hosts", str(places.directory)]
         command += ["true"] if state.mode == "namespaces" else kill
     if state.mode == "namespaces":
         command = ["unshare", *NAMESPACES, "--fork", "--kill-child=KILL", *command]
@@ -78,13 +128,14 @@ def _launch(places: Places, state: ClusterState, name: str, tie: int | None) -> 
         )
 
 
-def start_daemon(places: Places, state: ClusterState, host: str, daemon: str, *arguments: str) -> None:
+def start_daemon(state: ClusterState, host: str, daemon: str, *arguments: str) -> None:
     """Start a daemon on a host that is up; its end is noted, see `ended_daemons`."""
     # By its whole path, as sshd demands; daemons may be outside PATH.
-    command = ["sh", "-c", _DAEMON_SCRIPT, daemon, f"{places.host(host)}/ended", find(daemon) or daemon, *arguments]
+    ended = f"{state.places.host(host)}/ended"
+    command = ["sh", "-c", _DAEMON_SCRIPT, daemon, ended, find(daemon) or daemon, *arguments]
     command = entering(state, host, "setsid", "--fork", *command, directory="/")
-    variables = environment_of(places, host)
-    with places.log(host, daemon).open("ab") as log:
+    variables = environment_of(state.places, host)
+    with state.places.log(host, daemon).open("ab") as log:
         subprocess.run(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=variables, cwd="/", check=True)
 
 
