@@ -276,8 +276,10 @@ def bandwidth(session: Session) -> dict[str, Outcome]:
         if facts["reason"] is not None:
             reason = f"does not reach {name_of(following[host])} ({facts['reason']})"
             return failed(reason, "reaches the next node", _FIREWALL)
-        rates[host] = max(rates.get(host, 0.0), float(facts["rate"]))
-        trips[host] = min(trips.get(host, math.inf), float(facts["trip"]))
+        rate, trip = float(facts["rate"]), float(facts["trip"])
+        if not math.isfinite(rate + trip):
+            raise ValueError(f"{rate} Gbit/s, {trip} us")
+        rates[host], trips[host] = max(rates.get(host, 0.0), rate), min(trips.get(host, math.inf), trip)
         return passed("")
 
     outcomes = session.everywhere(skipped("takes two nodes"))
