@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from helpers.fake_node import GIB, FakeNode
-from helpers.healthy_node import PYTHON, chrony, limits, meminfo, process, qos
+from helpers.healthy_node import PYTHON, chrony, limits, meminfo, process, qos, topology
 from helpers.planted_faults import PlantedFault
 
 Plant = Callable[[FakeNode], AbstractContextManager[None]]
@@ -136,6 +136,8 @@ FAULTS = [
     _fault("an unknown Xid", _log("NVRM: Xid (PCI:0000:2a:00): 999, pid=1"), "gpu.xid"),
     _fault("an NVLink link is down", _driver(links_down=1), "nvlink.links"),
     _fault("NVLink links are missing", _driver(links=12), "nvlink.links"),
+    _fault("GPUs are joined through the CPU", _tool("nvidia-smi", topology(between="SYS")), "nvlink.topology"),
+    _fault("a network card is in the wrong slot", _tool("nvidia-smi", topology(far="SYS")), "nvlink.topology"),
     _fault("a GPU on 8 lanes", _file(f"{_GPU}/current_link_width", 8), "pcie.width"),
     _fault("a network card on PCIe 3", _file(f"{_NIC}/current_link_speed", "8.0 GT/s PCIe"), "pcie.speed"),
     _fault(

@@ -4,6 +4,7 @@
 one of all ranks.
 """
 
+import logging
 import multiprocessing
 import os
 import re
@@ -94,6 +95,7 @@ def run_local(num_ranks: int, function: Callable[..., int], *args: Any) -> int:
 
     Only rank 0 should print. Raises `HostError` with the line of the rank that failed first.
     """
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # it reports every process that it ends
     failures: SimpleQueue[str] = multiprocessing.get_context("spawn").SimpleQueue()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -25,17 +25,6 @@ class Backend(StrEnum):
     gloo = "gloo"
 
 
-class Collective(StrEnum):
-    """As `glmforge_ops.health.bandwidth.KINDS`."""
-
-    all_reduce = "all_reduce"
-    all_gather = "all_gather"
-    reduce_scatter = "reduce_scatter"
-    all_to_all = "all_to_all"
-    broadcast = "broadcast"
-    send_recv = "send_recv"
-
-
 def bench(
     local: Annotated[
         int | None,
@@ -43,7 +32,11 @@ def bench(
     ] = None,
     backend: Annotated[Backend, typer.Option(help="'auto' is NCCL where there is a GPU.")] = Backend.auto,
     collective: Annotated[
-        list[Collective] | None, typer.Option(help="May be repeated.", show_default="all of them")
+        list[str] | None,
+        typer.Option(
+            help="all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or send_recv; may be repeated.",
+            show_default="all",
+        ),
     ] = None,
     min_bytes: Annotated[str, typer.Option(help="Smallest message: 8, 64K, 1M, 2G; sizes double.")] = "1M",
     max_bytes: Annotated[str, typer.Option(help="Largest message.")] = "64M",
@@ -84,7 +77,9 @@ def bench(
     if expect is not None and not (math.isfinite(expect) and expect > 0):
         raise ConfigError(f"--expect {expect:g}: give a bandwidth in GB/s, more than 0")
     chosen, sizes = choose_backend(backend.value), message_sizes(min_bytes, max_bytes)
-    kinds = list(dict.fromkeys(kind.value for kind in collective or Collective))
+    kinds = list(dict.fromkeys(collective or KINDS))
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise ConfigError(f"--collective: unknown collective {unknown[0]!r}; choose from {', '.join(KINDS)}")
     if not find_slow and local is None and chosen == "nccl" and not {"RANK", "SLURM_PROCID"} & os.environ.keys():
         programs = [shutil.which(KINDS[kind].program) for kind in kinds]
         if all(programs):

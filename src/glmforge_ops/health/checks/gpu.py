@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -125,6 +126,13 @@ def _process(pid: int) -> dict[str, Any]:
     known = str(pid) in names_in("/proc")
     orphan = is_orphan(pid) and not is_service(pid) if known else None
     return {"pid": pid, "command": command_of(pid) if known else None, "orphan": orphan}
+
+
+def topology(cluster: Facts) -> dict[str, Any]:
+    """How often each kind of way joins GPUs and network cards, in whichever order they are numbered: "NV18 x 56"."""
+    matrix = (run("nvidia-smi", "topo", "-m") or "").partition("Legend:")[0]
+    ways = Counter(re.findall(r"\s(NV\d+|SYS|NODE|PHB|PXB|PIX)\b", matrix))
+    return {"ways": ", ".join(f"{way} x {ways[way]}" for way in sorted(ways)) or None}
 
 
 def diagnose(cluster: Facts) -> dict[str, Any]:
@@ -255,6 +263,8 @@ rule("gpu.persistence", "quick", gpus, "persistence mode; without it every start
      want="on", fix="start nvidia-persistenced, or 'nvidia-smi -pm 1'", **_EACH)
 rule("nvlink.links", "quick", gpus, "NVLink links that are up", _links, want=_all_links, bad=failed,
      fix="look at 'nvidia-smi nvlink -e' and the fabric manager ('systemctl status nvidia-fabricmanager')", **_EACH)
+alike("nvlink.topology", "standard", topology, "GPUs and network cards joined the same way",
+      lambda facts, _: facts["ways"], "compare 'nvidia-smi topo -m': a card in another slot, or a link that is down")
 rule("gpu.diagnostics", "thorough", diagnose, "NVIDIA's own diagnosis, where DCGM is installed", "failed", want="none",
      bad=failed, fix="run 'dcgmi diag -r 3' there", absent="no GPUs, or dcgmi is not installed")
 rule("nccl.bandwidth", "thorough", all_reduce, "all-reduce of 1 GiB among the GPUs of each node", "busbw",

@@ -163,7 +163,7 @@ def _run(session: Session, hosts: list[str], folder: str) -> dict[str, Outcome]:
         killed.update([host] if facts["killed"] else [])
         if facts["waited"]:
             return skipped("waited for a process of another node, which failed")
-        fix = f"see network.port, network.names, environment.import and checkpoints.write. It said: {facts['said']}"
+        fix = f"see network.port, network.names, versions.* and checkpoints.write. It said: {facts['said']}"
         return held(facts["status"] == 0, f"exited with {facts['status']}", f"{_STEPS} steps, exits with 0", fix)
 
     for run, victim in (("whole", None), ("broken", len(hosts) - 1), ("broken", None)):

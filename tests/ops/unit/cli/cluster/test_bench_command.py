@@ -25,6 +25,7 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         ("--find-slow", "one rank cannot communicate: give --local N"),
         ("--local 2 --min-bytes 2M --max-bytes 1M", "--min-bytes 2M is more than --max-bytes 1M: swap them"),
         ("--local 2 --min-bytes 1T", "--min-bytes: invalid size '1T'"),
+        ("--local 2 --collective all_reduse", "--collective: unknown collective 'all_reduse'; choose from all_reduce"),
         ("--local 2 --backend nccl", "--backend nccl: torch finds no GPU here; give --backend gloo"),
         ("--local 2 --expect 0", "--expect 0: give a bandwidth in GB/s"),
     ],

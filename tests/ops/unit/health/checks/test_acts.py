@@ -16,7 +16,7 @@ import pytest
 from glmforge.config.cluster import ClusterConfig
 from glmforge.config.schema import RunConfig
 from glmforge.errors import HostError
-from glmforge_ops.health.checks import data, gpu, job, network, services, storage, versions
+from glmforge_ops.health.checks import data, gpu, job, network, storage, versions
 from glmforge_ops.health.checks.check import Context, Gather, Outcome, Session, unknown
 from glmforge_ops.health.checks.examine import CHECKS, run_check, session_of
 from glmforge_ops.health.checks.thresholds import Thresholds
@@ -402,26 +402,19 @@ def serving(pages: Mapping[str, str]) -> Iterator[int]:
         thread.join()
 
 
-def test_exporters_must_answer_with_metrics_and_be_targets_that_are_up() -> None:
-    page = '# HELP x\nnode_load1 0.21\nDCGM_FI_DEV_GPU_TEMP{gpu="0"} 41\n'
+def test_every_node_is_a_target_that_is_up() -> None:
     targets = [{"scrapeUrl": f"http://{host}:9100/metrics", "health": health, "lastError": "refused"}
                for host, health in (("a", "up"), ("b", "down"))]  # fmt: skip
-    for answer, expected in (
+    facts = {network.interface: {"address": None}}
+    for page, expected in (
         (json.dumps({"data": {"activeTargets": targets}}), "pff"),
         ("no JSON", "fff"),
         ('{"data": {"activeTargets": [7]}}', "fff"),
     ):
-        with serving({"/metrics": page, "/api/v1/targets": answer}) as port:
-            given = {"node_exporter_port": port, "dcgm_exporter_port": port, "prometheus": f"http://127.0.0.1:{port}"}
-            found = services.exporters(settings(monitoring=given))
-            assert (found["samples"], found["trouble"]) == (3, [])
-            asked = session("abc", facts={services.exporters: found | {"address": None}}, monitoring=given)
+        with serving({"/api/v1/targets": page}) as port:
+            asked = session("abc", facts=facts, monitoring={"prometheus": f"http://127.0.0.1:{port}"})
             assert statuses("monitoring.metrics", asked) == expected
-            alone = {"node_exporter_port": port}
-            assert statuses("monitoring.metrics", session("a", facts=asked.facts["a"], monitoring=alone)) == "p"
-    gone = {services.exporters: services.exporters(settings(monitoring=alone))}
-    assert statuses("monitoring.metrics", session("a", facts=gone, monitoring=alone)) == "f"
-    assert statuses("monitoring.metrics", asked) == "fff"  # no Prometheus
+    assert statuses("monitoring.metrics", asked) == "fff"  # gone
     assert statuses("monitoring.metrics", session("a")) == "s"
 
 
