@@ -92,14 +92,14 @@ def examine(
     context: Context,
     fanout: Fanout,
     limit_s: float = _ASK_S,
-    progress: Progress = lambda done, doing: None,
+    progress: Progress | None = None,
     also: Sequence[Gather] = (),
 ) -> Findings:
     """What `checks` say of `hosts`; `also`: facts that no check needs.
 
     Facts are gathered at once within `limit_s`, those of thorough checks alone one after another within minutes.
     """
-    findings = Findings(list(hosts))
+    findings, report = Findings(list(hosts)), progress or (lambda done, doing: None)
     levels: dict[Gather, Level] = dict.fromkeys(also, Level.QUICK)
     for check in checks:
         if check.gather is not None:
@@ -110,7 +110,7 @@ def examine(
     def take(answer: Answer) -> None:
         nonlocal num_answers
         num_answers += 1
-        progress(num_answers, f"{num_answers} of {len(hosts)} nodes have answered")
+        report(num_answers, f"{num_answers} of {len(hosts)} nodes have answered")
 
     order = PROGRAM.sent(order_for(at_once, context, limit_s))
     answers = fanout.run(hosts, PROGRAM.script, limit_s + _CONNECT_S, stdin=order, on_answer=take, hold=True)
@@ -121,7 +121,7 @@ def examine(
             findings.facts[host] = facts
     session = session_of(findings.facts, context, fanout)
     for number, check in enumerate(checks):
-        progress(len(hosts) + number, f"{check.name} on {len(session.hosts)} nodes")
+        report(len(hosts) + number, f"{check.name} on {len(session.hosts)} nodes")
         if session.hosts and check.gather is not None and check.gather not in at_once:
             for host, found in session.ask(check.gather, {host: {} for host in session.hosts}, _THOROUGH_S).items():
                 findings.facts[host][check.gather] = found

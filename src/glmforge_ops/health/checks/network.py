@@ -156,7 +156,7 @@ def talk(cluster: Facts, arguments: Facts) -> dict[str, Any]:
 
 
 def _serve(listener: socket.socket, token: str, callers: int) -> None:
-    threads = []
+    threads: list[threading.Thread] = []
     listener.settimeout(_PATIENCE_S)
     with listener, suppress(TimeoutError):
         while len(threads) < callers:

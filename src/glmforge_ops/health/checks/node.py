@@ -10,6 +10,7 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -107,15 +108,10 @@ def read_text(path: str) -> str | None:
         return None
 
 
-def first_number(text: str | None) -> float | None:
-    """The first number in a text: "16.0 GT/s PCIe" is 16."""
-    found = re.search(r"-?\d+(?:\.\d+)?", text or "")
-    return float(found.group()) if found else None
-
-
 def read_number(path: str) -> float | None:
-    """The first number in a file."""
-    return first_number(read_text(path))
+    """The first number in a file: of "16.0 GT/s PCIe" 16."""
+    found = re.search(r"-?\d+(?:\.\d+)?", read_text(path) or "")
+    return float(found.group()) if found else None
 
 
 def names_in(path: str) -> list[str]:
@@ -128,8 +124,7 @@ def names_in(path: str) -> list[str]:
 
 def find_program(name: str) -> str | None:
     """Where a program is, by PATH and where administrators' are."""
-    folders = [*os.environ.get("PATH", os.defpath).split(os.pathsep), "/usr/sbin", "/sbin"]
-    return next((file for folder in folders if os.access(file := f"{folder}/{name}", os.X_OK)), None)
+    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]))
 
 
 def run(*command: str, limit_s: float = 8.0) -> str | None:
@@ -140,7 +135,7 @@ def run(*command: str, limit_s: float = 8.0) -> str | None:
 
 def call(*command: str, limit_s: float = 8.0, stdin: str = "") -> tuple[int | None, str, str]:
     """Exit status, stdout, and the last line of stderr (or else of stdout); status None: there is no such program."""
-    program = find_program(command[0]) if "/" not in command[0] else command[0]
+    program = find_program(command[0])
     if program is None:
         return None, "", f"{command[0]} is not installed"
     environment = dict(os.environ, LC_ALL="C")

@@ -255,7 +255,7 @@ def test_a_byte_between_the_samples_is_found_by_reading_all(tmp_path: Path) -> N
         ({"a": 9, "b": 1, "c": 1, "d": 9}, "ppfp"),  # c is slow in both directions: from b, and to d
         ({"a": 9, "b": 9, "c": 1, "d": 9}, "ppfp"),  # of a single slow pair it is the one that sends
         ({"a": 9, "b": "x", "c": 9, "d": 9}, "pfpp"),  # nonsense fails the node that said it, alone
-        ({"a": 9, "b": float("nan"), "c": 9, "d": 9}, "pfpp"),
+        ({"a": 9, "b": float("inf"), "c": 9, "d": 9}, "pfpp"),
     ],
 )
 def test_the_node_behind_a_slow_link_is_named(rates: dict[str, Any], expected: str) -> None:
