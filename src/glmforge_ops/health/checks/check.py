@@ -218,9 +218,10 @@ def rule(
             wanted = want(facts, context) if callable(want) else want
             return passed(f"{value}") if value == wanted else bad(f"{value}", f"{wanted}", fix.format_map(facts))
         kind = f"{facts[device]}" if device else ""
-        row = context.thresholds.find((least or most).format_map(facts), kind)
+        limit = (least or most).format_map(facts)
+        row = context.thresholds.find(limit, kind)
         if row is None:
-            return skipped(f"{_short(value)}; no limit is known for {kind}", f"set thresholds: {least or most}")
+            return skipped(f"{_short(value)}; no limit is known for {kind}", f"set thresholds: {limit}")
         threshold = f"at {'least' if least else 'most'} {row.value:,g} {row.unit}"
         shown = "unlimited" if value >= UNLIMITED else f"{_short(value)} {row.unit}"
         is_good = value >= row.value if least else value <= row.value
