@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from glmforge_ops.environment.lint import lint_environment
-from glmforge_ops.health.checks.check import Status, failed, passed, skipped, warning
+from glmforge_ops.health import look
+from glmforge_ops.health.checks.check import Status, failed, passed, skipped, unknown, warning
 from glmforge_ops.health.checks.examine import counts_in_words
 from glmforge_ops.health.look import Health
-from glmforge_ops.health.page import as_dict, lines
 
 GIB = 2**30
 SYSTEM: dict[str, Any] = {
@@ -32,7 +32,6 @@ MOUNT: dict[str, Any] = {
     "options": "ro,hard",
     "total_gb": 100.0,
     "free_gb": 25.0,
-    "free_inodes": 50.0,
     "paths": ["/data/a", "/data/b"],
 }
 MOUNTS: dict[str, Any] = {"mounts": [MOUNT], "missing": ["/local"]}
@@ -51,13 +50,14 @@ GPUS: dict[str, Any] = {"error": None, "driver": "570.1", "cuda": 12080, "gpus":
 
 
 def health(**changes: Any) -> Health:
-    values: dict[str, Any] = {"facts": {"disks": MOUNTS, "gpus": GPUS}, "system": SYSTEM, "lost": {}, "outcomes": {}}
+    values: dict[str, Any] = {"facts": {"system": SYSTEM, "disks": MOUNTS, "gpus": GPUS}, "outcomes": {}}
     values["versions"] = {"torch": "2.13.0"}
+    values["facts"] = values["facts"] | changes.pop("facts", {})
     return Health(**values | changes)
 
 
 def page(found: Health) -> str:
-    return "\n".join(" ".join(line) for line in lines(found))
+    return "\n".join(" ".join(line) for line in found.lines())
 
 
 @pytest.mark.parametrize(
@@ -65,12 +65,13 @@ def page(found: Health) -> str:
     [
         "machine node1, Debian, Linux 6.1, up 3d 00h",
         "processor 64 cores, load 1.5",
-        "memory 500 GiB of 512 GiB available",
+        "memory 500 GiB of 512 GiB free",
+        "swap none",
         "/dev/shm 51.2 MiB of 1.00 GiB free",
         "open files unlimited, locked memory 8.00 MiB, processes 300,000",
         "network eth0 up, 100 Gbit/s, MTU 9000",
-        "training process 12 of ada, for 2h 00m; what started it has ended: torchrun x",
-        "disk /data: 25.0 of 100.0 GB free, nfs4, 50 % of inodes free, read-only (/data/a, /data/b)",
+        "training process 12 of ada, for 2h 00m; its parent has ended: torchrun x",
+        "disk /data: 25.0 of 100.0 GB free, nfs4, read-only (/data/a, /data/b)",
         "disk /local: is not there",
         "GPUs 1, driver 570.1, CUDA up to 12.8",
         "GPU 0: NVIDIA H100: 2.00 GiB of 80.0 GiB used, 7 % busy, 41 degrees C, 3 uncorrected memory errors, "
@@ -93,18 +94,26 @@ def test_a_fact_is_a_line(words: str) -> None:
     ],
 )
 def test_gpus_that_are_not_as_they_should_be(gpus: dict[str, Any], words: str) -> None:
-    assert words in page(health(facts={"disks": MOUNTS, "gpus": gpus}))
+    assert words in page(health(facts={"gpus": gpus}))
 
 
-def test_a_part_without_an_answer_fails_and_the_others_are_told() -> None:
-    found = health(facts={"gpus": GPUS}, lost={"disks": "no answer within 5 s"})
-    assert "fail disks no answer within 5 s" in page(found)
+def test_a_part_without_an_answer_fails_and_the_others_are_shown() -> None:
+    found = health(facts={"disks": {}}, outcomes={"disks": unknown("no answer within 5 s")})
+    assert "fail disks no usable answer: no answer within 5 s" in page(found)
+    assert "fail disks invalid answer: 'mounts'" in page(found)
     assert "GPUs 1" in page(found)
     assert found.exit_status(strict=False) == 1
 
 
-def test_facts_that_make_no_sense_are_a_line() -> None:
-    assert "fail disks makes no sense: 'mounts'" in page(health(facts={"disks": {}, "gpus": GPUS}))
+def test_a_machine_without_os_release_and_shared_memory_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*arguments: object) -> Any:
+        raise FileNotFoundError("no such file")
+
+    monkeypatch.setattr("platform.freedesktop_os_release", missing)
+    monkeypatch.setattr("psutil.disk_usage", missing)
+    found = health(facts={"system": look.system()})
+    assert ", Linux, Linux " in page(found)
+    assert "/dev/shm none" in page(found)
 
 
 @pytest.mark.parametrize(
@@ -112,8 +121,8 @@ def test_facts_that_make_no_sense_are_a_line() -> None:
     [
         (passed("1"), 0, 0),
         (skipped("no device"), 0, 0),
-        (warning("1", "2", "mend"), 0, 1),
-        (failed("1", "2", "mend"), 1, 1),
+        (warning("1", "2", "fix it"), 0, 1),
+        (failed("1", "2", "fix it"), 1, 1),
     ],
 )
 def test_verdicts_decide_the_exit_status(outcome, plain: int, strict: int) -> None:
@@ -139,7 +148,7 @@ def test_counts_and_json_agree() -> None:
         environment=tuple(lint_environment({"NCCL_TIMEOUT": "1"})),
     )
     assert counts_in_words(found.count) == "1 passed, 1 warnings, 2 failed, 1 skipped"
-    data = json.loads(json.dumps(as_dict(found)))
+    data = json.loads(json.dumps(found.as_dict()))
     assert data["counts"] == {"pass": 1, "skipped": 1, "warning": 1, "fail": 2}
     assert data["facts"]["gpus"]["gpus"][0]["name"] == "NVIDIA H100"
     assert data["checks"]["b"] == {"status": "fail", "value": "1", "threshold": "2", "fix": "m"}
