@@ -89,8 +89,8 @@ class Plot:
 
 
 @contextmanager
-def plot_over_tokens(run: RunLog, name: str, label: str, *, wide: bool = False) -> Iterator[Plot]:
-    """A plot of `label` over tokens; the marks of the run are added, on wide plots with words."""
+def plot_over_tokens(run: RunLog | None, name: str, label: str, *, wide: bool = False) -> Iterator[Plot]:
+    """A plot of `label` over tokens; the marks of the run, if it is of one, are added, on wide plots with words."""
     with matplotlib.rc_context(STYLE):
         canvas = Canvas(figsize=(10.6, 3.5) if wide else (5.1, 2.55), layout="constrained")
         plot = Plot(canvas.add_subplot())
@@ -100,7 +100,8 @@ def plot_over_tokens(run: RunLog, name: str, label: str, *, wide: bool = False) 
         for axis in (plot.axes.xaxis, plot.axes.yaxis):
             axis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
         yield plot
-        draw_marks(plot.axes, run, labelled=wide)
+        if run is not None:
+            draw_marks(plot.axes, run, labelled=wide)
         plot.svg = to_svg(canvas, name)
 
 
@@ -131,16 +132,25 @@ def draw_curve(
         axes.plot(tokens, values, color=color, marker="o", markersize=4, label=label)
         return
     style: Any = _DASHED if dashed else "solid"
-    bins = np.array_split(np.arange(len(values)), min(len(values), _MAX_POINTS))
-    centers = [tokens[rows].mean() for rows in bins]
-    window = smoothing_window(len(values)) if smooth else 1
-    if window > 1 and len(values) > _MAX_POINTS:
-        low, high = [values[rows].min() for rows in bins], [values[rows].max() for rows in bins]
+    centers, means = thinned(tokens, values, smooth=smooth)
+    is_smoothed = smooth and smoothing_window(len(values)) > 1
+    if is_smoothed and len(values) > _MAX_POINTS:
+        low, high = ([pick(values[rows]) for rows in _bins(len(values))] for pick in (np.min, np.max))
         axes.fill_between(centers, low, high, color=color, alpha=0.25, linewidth=0)
-    elif window > 1:
+    elif is_smoothed:
         axes.plot(tokens, values, color=color, alpha=0.3, linewidth=0.8)
-    mean = _moving_mean(values, window)
-    axes.plot(centers, [mean[rows].mean() for rows in bins], color=color, label=label, linestyle=style)
+    axes.plot(centers, means, color=color, label=label, linestyle=style)
+
+
+def thinned(tokens: np.ndarray, values: np.ndarray, *, smooth: bool = True) -> tuple[list[float], list[float]]:
+    """At most as many points as the eye can tell apart: means of neighbours, of the moving mean if `smooth`."""
+    mean = _moving_mean(values, smoothing_window(len(values)) if smooth else 1)
+    bins = _bins(len(values))
+    return [tokens[rows].mean() for rows in bins], [mean[rows].mean() for rows in bins]
+
+
+def _bins(num_values: int) -> list[np.ndarray]:
+    return np.array_split(np.arange(num_values), min(num_values, _MAX_POINTS))
 
 
 def plot_series(

@@ -1,30 +1,32 @@
-"""The runs of a sweep as a page that needs nothing else: their curves, settings against the measure, and a table."""
+"""The page of a sweep: losses of all runs, the measure over each setting, and a table."""
 
-import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from glmforge.errors import ConfigError
 from glmforge.extras import needed_for
 from glmforge.observe.run import write_text
-from glmforge.report.page import Column, Summary, make_table, page_template
-from glmforge.report.sweep_view import SweepView
+from glmforge.report.page import Summary, page_template
 
 
-def write_sweep_page(view: SweepView, out: Path) -> Path:
-    """Write the page to `out`, which it returns. Raises `ConfigError` for a suffix other than .html."""
+@dataclass(frozen=True)
+class SweepRun:
+    """A run of a sweep; `measure` is None if it has none yet, `losses` are tokens and loss of each record."""
+
+    name: str
+    settings: dict[str, float | str]
+    measure: float | None
+    losses: Sequence[tuple[float, float]]
+
+
+def write_sweep_page(summary: Summary, runs: Sequence[SweepRun], measure: str, out: Path) -> None:
+    """Write the page to `out`; the runs are sorted, the best by `measure` first.
+
+    Raises `ConfigError` for a suffix other than .html.
+    """
     if out.suffix != ".html":
-        raise ConfigError(f"--out {out}: does not end in .html; name it by what it is")
+        raise ConfigError(f"--out {out}: does not end in .html")
     with needed_for("sweep page: drawing"):
         from glmforge.report.sweep_figures import draw_sweep
-    columns = [Column("Run"), *(Column(title, number) for title, number in view.columns)]
-    table = make_table("All points", columns, [[run.name, *run.words] for run in view.runs], note=_note(view))
-    summary = Summary(name=view.name, lead=view.lead, tiles=view.tiles, tables=[table])
-    write_text(out, page_template("sweep.html").render(summary=summary, figures=draw_sweep(view)))
-    return out
-
-
-def _note(view: SweepView) -> str:
-    known = [run for run in view.runs if run.measure is not None and math.isfinite(run.measure)]
-    missing = len(view.runs) - len(known)
-    rest = f"; {missing} without it come last" if missing else ""
-    return f"The best first, by {view.measure}{rest}."
+    write_text(out, page_template("sweep.html").render(summary=summary, figures=draw_sweep(runs, measure)))
