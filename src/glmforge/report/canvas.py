@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import matplotlib
@@ -81,19 +82,30 @@ class Figure:
 
 
 class Plot:
-    """One plot over tokens: `axes` to draw on, and after its `with` block the finished `svg`."""
+    """A drawing: `canvas`, or the `axes` of its only plot, to draw on."""
 
-    def __init__(self, axes: Axes) -> None:
-        self.axes = axes
+    def __init__(self, canvas: Canvas) -> None:
+        self.canvas = canvas
         self.svg = ""
+
+    @cached_property
+    def axes(self) -> Axes:
+        return self.canvas.add_subplot()
+
+
+@contextmanager
+def drawing(name: str, height: float, *, wide: bool = True) -> Iterator[Plot]:
+    """A drawing in the page's style, `height` inches high; its `svg` is finished after the `with` block."""
+    with matplotlib.rc_context(STYLE):
+        plot = Plot(Canvas(figsize=(10.6 if wide else 5.1, height), layout="constrained"))
+        yield plot
+        plot.svg = to_svg(plot.canvas, name)
 
 
 @contextmanager
 def plot_over_tokens(run: RunLog | None, name: str, label: str, *, wide: bool = False) -> Iterator[Plot]:
     """A plot of `label` over tokens; the marks of the run, if it is of one, are added, on wide plots with words."""
-    with matplotlib.rc_context(STYLE):
-        canvas = Canvas(figsize=(10.6, 3.5) if wide else (5.1, 2.55), layout="constrained")
-        plot = Plot(canvas.add_subplot())
+    with drawing(name, 3.5 if wide else 2.55, wide=wide) as plot:
         plot.axes.set(xlabel="tokens trained", ylabel=label)
         plot.axes.xaxis.set_major_locator(MaxNLocator(8 if wide else 5, steps=_TICK_STEPS))
         plot.axes.yaxis.set_major_locator(MaxNLocator(6 if wide else 5, steps=_TICK_STEPS))
@@ -102,7 +114,6 @@ def plot_over_tokens(run: RunLog | None, name: str, label: str, *, wide: bool = 
         yield plot
         if run is not None:
             draw_marks(plot.axes, run, labelled=wide)
-        plot.svg = to_svg(canvas, name)
 
 
 def series(run: RunLog, name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from glmforge.errors import ConfigError
 from glmforge.extras import needed_for
 from glmforge.observe.run import write_text
-from glmforge.report.page import Summary, page_template
+from glmforge.report.page import Summary, check_suffix, page_template
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,7 @@ def write_sweep_page(summary: Summary, runs: Sequence[SweepRun], measure: str, o
 
     Raises `ConfigError` for a suffix other than .html.
     """
-    if out.suffix != ".html":
-        raise ConfigError(f"--out {out}: does not end in .html")
+    check_suffix(out, "--out")
     with needed_for("sweep page: drawing"):
         from glmforge.report.sweep_figures import draw_sweep
     write_text(out, page_template("sweep.html").render(summary=summary, figures=draw_sweep(runs, measure)))

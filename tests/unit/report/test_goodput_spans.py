@@ -91,6 +91,11 @@ def test_a_failure_before_the_first_step() -> None:
     assert seconds(spans_of([Allocation(at(0), at(9), 1)], [loading])) == {"start": 4, "load": 4, "stop": 1}
 
 
+def test_a_mark_behind_the_attempt_is_moved_to_its_end() -> None:
+    done = attempt(1, 0, 20, loaded=30, steps=steps((35, 1, 1, 5)))
+    assert seconds(spans_of([Allocation(at(0), at(40), 1)], [done])) == {"load": 20, "stop": 20}
+
+
 def test_a_program_that_tells_nothing() -> None:
     done = attempt(1, 0, 100, processes=2, fault=90)
     assert seconds(spans_of([Allocation(at(0), at(100), 1)], [done])) == {

@@ -11,13 +11,9 @@
         needs: [corpus]
         config: pretrain.yaml
         overrides: {data.sources.0.path: "${corpus.outputs.shards}"}
-      sft:
-        needs: [pretrain]
-        config: sft.yaml
-        overrides: ["init_from=${pretrain.run}"]
       evaluate:
-        needs: [sft]
-        command: glmforge evaluate needles ${sft.run} --length 4096 --out ${evaluate.job}/needles.jsonl
+        needs: [pretrain]
+        command: glmforge evaluate needles ${pretrain.run} --length 4096 --out ${evaluate.job}/needles.jsonl
 
 `${STAGE.run}` is the directory of a training stage's run, `${STAGE.job}` that of its job, `${STAGE.outputs.NAME}` what
 a stage says it writes. A stage may name itself and what it needs, directly or through another stage: nothing else is

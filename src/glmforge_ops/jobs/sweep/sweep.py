@@ -63,7 +63,6 @@ class SweepRecord(FileRecord):
     name: JobName
     created: AwareDatetime
     config: str
-    overrides: list[str]
     launcher: Launcher
     at_once: PositiveInt | None
     """Most points that run at the same time."""
@@ -162,7 +161,6 @@ def make_sweep(
         name=name,
         created=utc_now(),
         config=str(source),
-        overrides=list(overrides),
         launcher=launch.launcher,
         at_once=at_once,
         points=records,

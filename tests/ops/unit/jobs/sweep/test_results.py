@@ -130,9 +130,7 @@ def test_rows_for_programs():
 def record(results):
     points = [PointRecord(task=row.task, job=row.job, settings=row.settings) for row in results]
     created = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
-    return SweepRecord(
-        name="lr", created=created, config="x.yaml", overrides=[], launcher="local", at_once=2, points=points
-    )
+    return SweepRecord(name="lr", created=created, config="x.yaml", launcher="local", at_once=2, points=points)
 
 
 def test_settings_that_are_the_same_in_all_points_are_left_out():
