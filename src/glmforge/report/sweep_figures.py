@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.ticker import FuncFormatter
 
-from glmforge.report.canvas import MUTED, SERIES, Figure, draw_legend, plot_over_tokens, thinned
+from glmforge.report.canvas import MUTED, SERIES, Figure, draw_legend, plot_over_tokens, thinned, tick
 from glmforge.report.sweep_page import SweepRun
 
 _MAX_CURVES = 400
@@ -59,6 +60,8 @@ def _setting(runs: Sequence[SweepRun], key: str, measure: str) -> Figure | None:
             plot.axes.set_xticks(range(len(words)), [word.replace("$", r"\$") for word in words])
         elif min(numbers) > 0 and max(numbers) / min(numbers) >= _LOG_FROM:
             plot.axes.set_xscale("log")
+            plot.axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
         plot.axes.set_xlabel(key)
+        plot.axes.margins(x=0.06)
         plot.axes.plot(values, measures, linestyle="none", marker="o", markersize=3.5, color=SERIES[0])
     return Figure(key, f"Each dot is a run: its {key}, and its {measure}.", plot.svg)
