@@ -15,11 +15,11 @@ from statistics import mean, median
 from typing import Any, NamedTuple
 
 from glmforge.errors import LaunchError
+from glmforge.extras import needed_for
 from glmforge.observe.record_files import RunFileError, read_jsonl
 from glmforge.observe.run import RunDirectory
 from glmforge.observe.units import counted, format_count, format_duration
 from glmforge.report.page import Column, Summary, Tile, make_table
-from glmforge.report.sweep_page import SweepRun, write_sweep_page
 from glmforge.report.tables import training_seconds, values_of
 from glmforge_ops.jobs.registry import Job
 from glmforge_ops.jobs.show import aligned
@@ -160,6 +160,8 @@ def write_page(
     name: str, lead: str, results: Sequence[Result], settings: Sequence[str], sort: str | None, out: Path
 ) -> None:
     """The page of a sweep, the best first. Raises `LaunchError` for an unknown column, `ConfigError` for `out`."""
+    with needed_for("sweep page: drawing"):
+        from glmforge.report.sweep_page import SweepRun, write_sweep_page
     rows = ranked(results, sort, settings)
     key = sort if sort in MEASURES else default_measure(results)
     measure, best = MEASURES[key], ranked(results, key, settings)[0]
