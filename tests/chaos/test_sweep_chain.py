@@ -232,7 +232,7 @@ def test_a_submission_that_was_not_noted_is_adopted(work: Work, tiny_data: TinyD
     number = work.chain()["midtrain"]["id"]
     (work.directory / "jobs" / "life-midtrain" / "submissions.jsonl").unlink()
     told = work.ask("chain", "resume", "life")
-    assert f"midtrain: is {number}, as an earlier start had submitted it" in told.stderr, told
+    assert f"midtrain: was submitted before, as {number}" in told.stderr, told
     names = work.states("--format=%j")  # in place of states
     assert len(names) == 3
     work.run("chain", "cancel", "life")

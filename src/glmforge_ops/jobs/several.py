@@ -16,8 +16,10 @@ from glmforge.config.launch import LaunchConfig
 from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.files import shown
 from glmforge.observe.job_records import CANCELLED, FileRecord, JobDirectory
+from glmforge.observe.run import write_text
 from glmforge.runtime.lease import Lease
 from glmforge_ops.jobs.control import cancel_all
+from glmforge_ops.jobs.new_job import NewJob, make_directory, removed_on_error
 from glmforge_ops.jobs.registry import Job, SchedulerOf, find_jobs
 from glmforge_ops.jobs.state import JobState
 from glmforge_ops.jobs.submit import submit
@@ -43,6 +45,20 @@ def read_record(root: Path, kind: str, cls: type[R]) -> R:
             f"jobs, {shown(root.name)}-*, and submit it again"
         )
     return record
+
+
+def write_new(root: Path, kind: str, jobs: Sequence[NewJob], record: FileRecord, script: str | None = None) -> None:
+    """Write a sweep or chain. Raises `LaunchError` if a name is taken; then nothing of it stays."""
+    again = {"sweep": "resubmit", "chain": "resume"}[kind]
+    with removed_on_error() as made:
+        make_directory(root, f"the name is taken; choose another one, or 'glmforge {kind} {again} {root.name}'")
+        made.append(root)
+        for job in jobs:
+            job.write()
+            made.append(job.directory.root)
+        if script is not None:
+            write_text(JobDirectory(root).script, script)
+        record.write(root / f"{kind}.json")
 
 
 @dataclass

@@ -4,7 +4,6 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -224,11 +223,8 @@ def allow(
 @app.command()
 def goodput(
     names: _Names,
-    attempts: Annotated[bool, typer.Option("--attempts", help="Also attempt by attempt.")] = False,
+    attempts: Annotated[bool, typer.Option("--attempts", help="Also of the newest attempts.")] = False,
     as_json: JsonOption = False,
-    prometheus: Annotated[
-        Path | None, typer.Option(help="Also write the metrics of the jobs to this file, as Prometheus reads them.")
-    ] = None,
     jobs_dir: JobsDirOption = None,
 ) -> None:
     """Show which part of the allocated time of jobs' nodes was useful, and to what the rest was lost.
@@ -239,10 +235,9 @@ def goodput(
 
         glmforge jobs goodput air --attempts
 
-        glmforge jobs goodput 'lr-*' --prometheus /var/lib/node_exporter/jobs.prom
+        glmforge jobs goodput 'lr-*' --json
     """
     from glmforge.observe.job_records import JobDirectory, utc_now
-    from glmforge.observe.run import write_text
     from glmforge.report import goodput as measure
     from glmforge_ops.jobs.registry import chosen_names, jobs_root
     from glmforge_ops.jobs.schedulers import slurm
@@ -253,16 +248,12 @@ def goodput(
     for job in [JobDirectory(root / name) for name in chosen_names(root, names)]:
         ids = [each.id for each in job.read_submissions() if each.launcher == "slurm"]
         found.append(measure.goodput_of(job, slurm.accounts_of(ids, utc_now())))
-    if prometheus is not None:
-        write_text(prometheus, measure.prometheus(found))
     if as_json:
         typer.echo(json.dumps([measure.as_dict(each) for each in found], indent=1))
         return
     for each in found:
-        rows = [[f"  {row[0]}", *row[1:]] for row in measure.rows_of(each)]
-        by_attempt = measure.rows_by_attempt(each) if attempts else []
-        print_lines([measure.headline(each), *(aligned(rows) if rows else ())])
-        print_lines(["", *aligned(by_attempt)] if by_attempt else [])
+        rows = [[f"  {row[0]}", *row[1:]] for row in measure.rows_of(each, attempts=attempts)]
+        print_lines([measure.headline(each), *(aligned(rows) if rows[1:] else ())])
 
 
 def _each(jobs: "list[Job]", do: "Callable[[Job], str]") -> None:

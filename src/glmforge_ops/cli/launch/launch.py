@@ -12,12 +12,13 @@ from rich.console import Console
 from typer.core import TyperCommand
 
 from glmforge.cli.signature import takes
-from glmforge_ops.cli.launch.common import JobsDirOption, tell
+from glmforge_ops.cli.launch.common import JobsDirOption, go_on, tell
 
 if TYPE_CHECKING:
     from glmforge.config.launch import LaunchConfig
     from glmforge.observe.job_records import Submission
     from glmforge_ops.jobs.new_job import NewJob
+    from glmforge_ops.jobs.sweep.sweep import Sweep
 
 
 class LauncherName(StrEnum):
@@ -126,7 +127,7 @@ class Options:
             help="A run for each value, or log(low,high,count); several keys: the product. See 'glmforge sweep'.",
         ),
     ] = None
-    sweep_file: Annotated[Path | None, _sweep(metavar="FILE", help="Points, grid, random search, as YAML.")] = None
+    sweep_file: Annotated[Path | None, _sweep(metavar="FILE", help="Points, as YAML.")] = None
     at_once: Annotated[
         int | None,
         _sweep(help="Most runs of the sweep at the same time.", show_default="no limit; 1 without a scheduler"),
@@ -242,10 +243,9 @@ def _new_job(options: Options, config: "LaunchConfig") -> "NewJob":
 
 def _launch_sweep(options: Options, launch: "LaunchConfig") -> None:
     from glmforge.observe.work_progress import work_progress
-    from glmforge_ops.cli.launch.sweep import start
     from glmforge_ops.jobs import submit
     from glmforge_ops.jobs.registry import jobs_root
-    from glmforge_ops.jobs.sweep.points import expand
+    from glmforge_ops.jobs.sweep.points import expand, settings_words
     from glmforge_ops.jobs.sweep.sweep import Sweep, make_sweep
 
     if options.script is not None or not options.words:
@@ -266,8 +266,8 @@ def _launch_sweep(options: Options, launch: "LaunchConfig") -> None:
         )
     if options.dry_run:
         typer.echo(new.script if new.script is not None else new.jobs[0].script, nl=False)
-        for point, job in zip(points, new.jobs, strict=True):
-            tell(f"{job.directory.name}: {point}")
+        for point in new.record.points:
+            tell(f"{point.job}: {settings_words(point.settings)}")
         tell(f"{new.root}: is where it would be; nothing was submitted")
         return
     new.check(submit.scheduler_of)
@@ -276,7 +276,17 @@ def _launch_sweep(options: Options, launch: "LaunchConfig") -> None:
     _check_nodes(options, launch)
     new.write()
     tell(f"{new.root.name}: {len(points):,} points in {new.root}-*")
-    start(Sweep(new.root, submit.scheduler_of), failed_only=False, detach=options.detach, as_json=options.as_json)
+    sweep = Sweep(new.root, submit.scheduler_of)
+    go_on(sweep, "sweep", detach=options.detach, submitted=lambda: _report_sweep(sweep) if options.as_json else None)
+
+
+def _report_sweep(sweep: "Sweep") -> None:
+    points = [
+        {"name": job.name, "submission": job.submission, "settings": point.settings}
+        for point, job in zip(sweep.record.points, sweep.jobs(), strict=True)
+    ]
+    told = {"name": sweep.root.name, "directory": str(sweep.root), "launcher": sweep.record.launcher, "points": points}
+    typer.echo(json.dumps(told))
 
 
 def _check_nodes(options: Options, launch: "LaunchConfig") -> None:

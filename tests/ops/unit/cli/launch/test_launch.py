@@ -188,7 +188,7 @@ def test_a_job_that_slurm_may_have_taken_keeps_its_files(here: Path, answer: str
 def test_a_sweep_without_a_scheduler_tells_a_machine_once(
     here: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr(Sweep, "run_points", lambda *_, **__: {"s-000": JobState.FINISHED, "s-001": JobState.FINISHED})
+    monkeypatch.setattr(Sweep, "run", lambda *_, **__: {"s-000": JobState.FINISHED, "s-001": JobState.FINISHED})
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: None)
     told, _ = launch("demo", "--launcher", "local", "--sweep", "seed=1,2", "--name", "s", "--no-plan", "--json", *more)
     assert [point["name"] for point in json.loads(told)["points"]] == ["s-000", "s-001"]
