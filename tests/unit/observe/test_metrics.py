@@ -79,8 +79,6 @@ def test_rows_brought_by_others_stand_in_their_group() -> None:
         (Metric("mean reward", "1", "rl", "mean"), "'mean reward' has to be of letters"),
         (Metric("reward", "1", "rl", "mean", labels=("__env",)), "'__env' has to be of letters"),
         (Metric("reward", "1", "evaluation", "mean", labels=("source",)), "two labels .* the same name"),
-        (Metric("router", "text", "layers", "its name", LABEL), "two labels of a metric in group 'layers'"),
-        (Metric("wins", "1", "rl", "games", SUM, ("side", "side")), "two labels"),
         (Metric("said", "text", "rl", "what it said", TEXT, ("env",)), "a text has no labels"),
     ],
 )
