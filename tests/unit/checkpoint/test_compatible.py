@@ -1,11 +1,10 @@
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from glmforge.checkpoint.compatible import FREE, RULES, check_compatible, rule_of, rules_markdown
+from glmforge.checkpoint.compatible import FREE, RULES, check_compatible, rule_of
 from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
 from helpers.models import tiny_config
@@ -197,8 +196,3 @@ def _types(annotation: Any) -> Iterator[Any]:
 def test_what_speeds_up_or_reports_is_free() -> None:
     for section in ("parallel", "checkpoint", "observe", "fault_tolerance"):
         assert all(rule_of(path).after is FREE for path in leaves(RunConfig, ()) if path[0] == section)
-
-
-def test_the_docs_show_the_table_as_it_is() -> None:
-    page = Path(__file__).parents[3] / "docs" / "checkpoints.md"
-    assert rules_markdown() in page.read_text(encoding="utf-8"), "run scripts/doc_tables.py"

@@ -138,14 +138,8 @@ def test_overrides_reach_everything() -> None:
     config = load_config(
         RUN,
         [
-            "optim.lr=3e-4",
-            "optim.grad_clip=null",
-            "phases.0.steps=10",
-            "model=demo",
-            "model.num_hidden_layers=6",
-            "checkpoint.every_steps=5",
-            "data.sources=[{name: b, path: x=y}]",
-            "name='007'",
+            *("optim.lr=3e-4", "optim.grad_clip=null", "phases.0.steps=10", "model=demo", "model.num_hidden_layers=6"),
+            *("checkpoint.every_steps=5", "data.sources=[{name: b, path: x=y}]", "name='007'"),
         ],
     )
     assert (config.optim.lr, config.optim.grad_clip, config.phases[0].steps) == (3e-4, None, 10)

@@ -1,6 +1,5 @@
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,11 +53,6 @@ def test_every_metric_has_its_row_and_its_own_tag() -> None:
     table = metrics_markdown(all_metrics())
     assert all(f"| `{name}` |" in table for name in [*METRICS, "z_loss", "loss_ewc"])
     assert len({metric.tag for metric in all_metrics().values()}) == len(all_metrics())
-
-
-def test_the_docs_show_the_table_as_it_is() -> None:
-    page = Path(__file__).parents[3] / "docs" / "metrics.md"
-    assert page.read_text(encoding="utf-8").endswith(metrics_markdown(all_metrics())), "run scripts/doc_tables.py"
 
 
 def test_rows_brought_by_others_stand_in_their_group() -> None:

@@ -32,14 +32,8 @@ def test_known_devices(device_name: str, row: str) -> None:
 @pytest.mark.parametrize(
     "device_name",
     [
-        "NVIDIA GeForce RTX 4090 D",
-        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
-        "NVIDIA H100",
-        "NVIDIA L40",
-        "NVIDIA B300 SXM6 AC",
-        "NVIDIA Graphics Device",
-        "cpu",
-        "",
+        *("NVIDIA GeForce RTX 4090 D", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H100", "NVIDIA L40"),
+        *("NVIDIA B300 SXM6 AC", "NVIDIA Graphics Device", "cpu", ""),
     ],
 )
 def test_what_is_not_in_the_table_is_not_guessed(device_name: str) -> None:
