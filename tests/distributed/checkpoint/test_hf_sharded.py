@@ -14,7 +14,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from glmforge.checkpoint.convert import export_hf, export_hf_sharded, import_hf, load_hf_into
+from glmforge.checkpoint.convert import export_hf, export_hf_sharded, hf_model_config, import_hf, load_hf_into
 from glmforge.checkpoint.convert import hf_export_sharded as sharded_module
 from glmforge.checkpoint.convert.hf_files import Shards
 from glmforge.config.layout import Layout
@@ -327,3 +327,11 @@ def test_a_rank_holds_one_shard_and_a_batch(tmp_path: Path) -> None:
     for shard, batch in run_ranks(largest_holding, 4, tmp_path / "hf", config):
         assert shard <= 12_000
         assert batch <= 8_000
+
+
+def test_the_config_of_files_without_the_announced_mtp_layers(tmp_path: Path) -> None:
+    config = uneven_config()
+    export_hf(full_tensors(config), config, tmp_path / "hf", dtype=torch.float32)
+    assert hf_model_config(tmp_path / "hf") == config
+    edit(tmp_path / "hf", lambda tensors: [tensors.pop(name) for name in list(tensors) if name.startswith(MTP)])
+    assert hf_model_config(tmp_path / "hf") == uneven_config(num_nextn_predict_layers=0)
