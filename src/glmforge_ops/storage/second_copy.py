@@ -28,7 +28,7 @@ from glmforge.errors import CheckpointError, HostError
 from glmforge.files import absolute, shown
 from glmforge.observe.run import RunDirectory
 from glmforge.runtime.hostfile import LOCAL, parse_hosts
-from glmforge.runtime.ssh import UNREACHABLE, Ssh, explain_unreachable
+from glmforge.runtime.ssh import UNREACHABLE, Ssh, unreachable
 from glmforge_ops.storage.stage import VERIFY, first_complaint
 
 logger = logging.getLogger(__name__)
@@ -181,8 +181,7 @@ class _Remote:
 
     def _fail(self, said: str, status: int) -> NoReturn:
         if status == UNREACHABLE and not self._is_here:
-            reason, fix = explain_unreachable(said)
-            raise HostError(f"{self}: {reason}; {fix}")
+            raise HostError(unreachable(str(self), said))
         raise HostError(f"{self}: {first_complaint(said) or f'status {status}'}")
 
     @contextlib.contextmanager
