@@ -104,7 +104,7 @@ class Ssh:
         return self.to_shell(host, shlex.join(words))
 
     def to_shell(self, host: str, script: str) -> list[str]:
-        """The command line that has a POSIX shell of `host` run `script`, whatever the user's login shell is."""
+        """The command line that has a POSIX shell of `host` run `script`, not the user's login shell."""
         return [*self.command, *self.options, "--", host, f"sh -c {shlex.quote(script)}"]
 
 

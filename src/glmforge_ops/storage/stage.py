@@ -20,7 +20,7 @@ from pathlib import Path
 from glmforge.errors import HostError
 from glmforge.runtime.hostfile import LOCAL
 from glmforge.runtime.ssh import last_line
-from glmforge.runtime.threads import map_in_threads
+from glmforge.runtime.waiting import map_in_threads
 from glmforge_ops.hosts.fanout import Answer, Fanout, Outcome, Script
 from glmforge_ops.storage.sources import SourceFile
 

@@ -1,6 +1,6 @@
 """Ranks by one program per node, which the starter holds by a pipe: on this machine, or through ssh.
 
-Orders go through the pipe, a line each. It ends when the process that holds it does, and its end ends the ranks. A
+Orders go through the pipe, a line each. When the starter's process ends, so does the pipe, and with it the ranks. A
 machine that cannot be reached is named at once, and the others are ended: without it the ranks never meet.
 """
 
@@ -69,7 +69,7 @@ class SshStarter:
 
 
 class LocalStarter(SshStarter):
-    """Starts all ranks here, whatever the one node is called (`Starter`)."""
+    """Starts all ranks here, under any name of the node (`Starter`)."""
 
     name = "local"
 

@@ -66,7 +66,7 @@ def _verdict(
 
 def _ended_well(evidence: Evidence) -> Verdict | None:
     signals, statuses = evidence.seen.signals, [rank.status for rank in evidence.ranks]
-    told = f"; the supervisor had passed SIG{signals[0]} on" if signals else ""
+    passed = f"; the supervisor had passed SIG{signals[0]} on" if signals else ""
     if evidence.seen.status == 0 and all(status == 0 for status in statuses):
         stopped = evidence.event("stopped")
         if stopped is not None and evidence.event("finished") is None:
@@ -77,11 +77,11 @@ def _ended_well(evidence: Evidence) -> Verdict | None:
     if PREEMPTED in known and known <= {PREEMPTED, *_ENDED_BY_OTHERS}:
         event = evidence.event("preempted")
         how = f": {event.detail}, after step {event.step}" if event is not None else ""
-        return _verdict(gave_way, f"it gave way and saved{how}{told}")
+        return _verdict(gave_way, f"it gave way and saved{how}{passed}")
     if INTERRUPTED in known and known <= {INTERRUPTED, *_ENDED_BY_OTHERS}:
         return _verdict(Cause.STOPPED, "interrupted by Ctrl-C")
     if signals and known <= _ON_SIGNAL:
-        return _verdict(gave_way, f"it ended by a signal, and did not save{told}")
+        return _verdict(gave_way, f"it ended by a signal, and did not save{passed}")
     return None
 
 

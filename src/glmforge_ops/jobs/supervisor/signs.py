@@ -149,7 +149,7 @@ def read_end(lines: Sequence[str], status: int | None) -> Words:
 
 
 def _signal_of(status: int | None) -> int:
-    """The signal in a status, as `Popen` or as a shell has it; 0 if there is none."""
+    """The signal in a status, as `Popen` or as a shell has it; 0 without one."""
     number = 0 if status is None else -status if status < 0 else status - 128
     return number if number in set(signal.Signals) else 0
 
@@ -185,9 +185,9 @@ def _telling_line(lines: Sequence[str]) -> str:
     """One of glmforge's, else the last exception, else the last with a known sign, else the last that speaks of an
     error. Below the level of an error only a broken machine counts."""
     remarks = _remarks(lines)
-    told = [line.strip() for index, line in enumerate(lines) if index not in remarks]
+    errors = [line.strip() for index, line in enumerate(lines) if index not in remarks]
     for test in (_OURS.search, _EXCEPTION.search, _is_known, _CRASH.search):
-        for line in reversed(told):
+        for line in reversed(errors):
             if test(line):
                 return line
     broken = [lines[index].strip() for index in sorted(remarks) if _is_known(lines[index], Kind.MACHINE)]

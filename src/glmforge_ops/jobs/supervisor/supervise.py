@@ -78,8 +78,8 @@ class Supervisor:
         self.config = self.launch.supervisor
         self.records = Records(self.job)
         self.nodes = Nodes(self.records, self.config, self.allocation, self.checker)
-        self.told: list[str] = []
-        """Signals that came, and mean that the allocation is to be given back."""
+        self.given_back: list[str] = []
+        """Signals that came: the allocation is to be given back."""
         self._waiting_since: float | None = None
         self._answers = True
 
@@ -149,8 +149,8 @@ class Supervisor:
             self.signals.wait(0.2)
 
     def _decide(self, verdict: Verdict | None) -> Decision:
-        if not self.told and self.allocation.queued_again():
-            self.told.append("scheduler")
+        if not self.given_back and self.allocation.queued_again():
+            self.given_back.append("scheduler")
         history = self.records.history()
         nodes = self.allocation.nodes()
         lost, waiting = self._lost(nodes), self._waiting_since
@@ -162,8 +162,8 @@ class Supervisor:
             wanted=self.launch.nodes,
             present=None if lost is None else tuple(node for node in nodes if node not in lost),
             bears=self.bears,
-            can_requeue=can_requeue and (not self.told or self.allocation.still_ours()),
-            may_stay=not self.told,
+            can_requeue=can_requeue and (not self.given_back or self.allocation.still_ours()),
+            may_stay=not self.given_back,
             waited_s=0.0 if waiting is None else time.monotonic() - waiting,
             log=str(self.job.attempt(history[-1].number).log(verdict.rank)) if has_rank else "",  # type: ignore
             ledger=self.nodes.ledger(),
@@ -312,10 +312,10 @@ class Supervisor:
         self.records.ended(attempt, _fault_of(evidence))
         self.nodes.count_failure(verdict, attempt.number, evidence.faults)
         if self._is_of_this_start(attempt):  # signals of an earlier one are done with
-            self.told += seen.signals
+            self.given_back += seen.signals
             # Ranks that gave way without our asking got a signal of the scheduler's, which will take the nodes.
             gave_way = self.allocation.is_given and verdict.cause is Cause.PREEMPTED
-            self.told += ["scheduler"] if gave_way else []
+            self.given_back += ["scheduler"] if gave_way else []
         return verdict
 
     def _gather(self, attempt: AttemptRecord, seen: Seen, **known: Any) -> Evidence:
@@ -338,9 +338,9 @@ class Supervisor:
         """Whether the time passed without a signal."""
         until = time.monotonic() + min(seconds, self.wait_s)
         while True:
-            self.told += [number.name.removeprefix("SIG") for number in self.signals.take()]
-            if self.told or time.monotonic() >= until:
-                return not self.told
+            self.given_back += [number.name.removeprefix("SIG") for number in self.signals.take()]
+            if self.given_back or time.monotonic() >= until:
+                return not self.given_back
             self.signals.wait(min(until - time.monotonic(), 1.0))
 
     def _requeue(self) -> int:
