@@ -228,7 +228,8 @@ class Supervisor:
             began=utc_now(),
         )
         try:
-            directory.root.mkdir(mode=0o700, parents=True)
+            directory.root.parent.mkdir(mode=0o700, exist_ok=True)
+            directory.root.mkdir(mode=0o700)
             attempt.write(directory.record)
         except (OSError, GlmforgeError) as error:
             return self.records.not_begun(attempt, f"{directory.root}: cannot be written ({error})")
