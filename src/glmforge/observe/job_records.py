@@ -101,8 +101,8 @@ class Cause(StrEnum):
 
     FINISHED = "finished"
     STOPPED = "stopped"  # on request: glmforge control, Ctrl-C, jobs cancel
-    PREEMPTED = "preempted"  # saved and gave way; a time limit too, if the warning came
-    TIME_LIMIT = "time limit"
+    PREEMPTED = "preempted"  # saved and gave way; at a time limit too
+    TIME_LIMIT = "time limit"  # of an earlier version
     CODE = "code"  # the job's own error: another start or node does not fix it
     MACHINE = "machine"  # a node's, and `node` says which
     NODE_LOST = "node lost"

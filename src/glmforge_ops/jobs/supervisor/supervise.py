@@ -154,7 +154,9 @@ class Supervisor:
         history = self.records.history()
         nodes = self.allocation.nodes()
         lost, waiting = self._lost(nodes), self._waiting_since
-        has_rank = verdict is not None and verdict.rank is not None and history
+        log = ""
+        if history and verdict is not None and verdict.rank is not None:
+            log = str(self.job.attempt(history[-1].number).log(verdict.rank))
         # Not a job that is being cancelled: it would come back.
         can_requeue = self.launch.requeue and self.allocation.can_requeue
         situation = Situation(
@@ -165,7 +167,7 @@ class Supervisor:
             can_requeue=can_requeue and (not self.given_back or self.allocation.still_ours()),
             may_stay=not self.given_back,
             waited_s=0.0 if waiting is None else time.monotonic() - waiting,
-            log=str(self.job.attempt(history[-1].number).log(verdict.rank)) if has_rank else "",  # type: ignore
+            log=log,
             ledger=self.nodes.ledger(),
         )
         if self._cancelled():

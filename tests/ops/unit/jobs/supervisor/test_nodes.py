@@ -83,6 +83,7 @@ def test_what_counts_against_a_node(tmp_path: Path) -> None:
     assert ledger(nodes) == Ledger()
     for number in (1, 2, 2):
         nodes.count_failure(blamed("b"), number, {})
+    assert [event["failures"] for event in said(nodes, "node failed")] == [1, 2]
     happened(nodes, FORGOTTEN_AFTER, "node failed", node="b", attempt=7)
     assert ledger(nodes).failures("b", utc_now()) == 2
 

@@ -44,6 +44,8 @@ def test_a_step_is_of_this_attempt(tmp_path: Path) -> None:
     with JsonlFile(run.events) as file:
         file.write({"time": at(1).isoformat(), "event": "resumed", "step": 40, "detail": ""})
     assert progress.begun() is None
+    run.metrics.write_text(json.dumps({"step": 40}) + "\n")
+    assert progress.begun() is None
     run.metrics.write_text(json.dumps({"step": 41}) + "\n" + '{"step": 4')
     assert progress.begun() == 40
 
