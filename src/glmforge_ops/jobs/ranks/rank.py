@@ -117,7 +117,8 @@ class Rank:
 
     def _keep(self, lines: list[str]) -> None:
         self._words.extend(line[:_MAX_WORDS] for line in lines if line.strip())
-        self._log.write(self._head(), lines)
+        if lines:
+            self._log.write(self._head(), lines)
 
     def _head(self) -> str:
         step = self._steps.read()
@@ -177,34 +178,28 @@ class _Log:
         self._path, self._file, self._dropped, self._why = path, -1, 0, ""
 
     def write(self, head: str, lines: list[str]) -> None:
+        """All lines or none, so that no line is half; after lines that were dropped with their number."""
         lost = [f"[glmforge] {self._dropped} lines were dropped: {self._why}"] if self._dropped else []
-        if self._write("".join(f"{head}{line}\n" for line in [*lost, *lines]).encode()):
-            self._dropped = 0
-        else:
-            self._dropped += len(lines)
-
-    def close(self, head: str) -> None:
-        self.write(head, [])
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def _write(self, data: bytes) -> bool:
-        """All of it or nothing, so that no line is half."""
-        size = None
+        data, size = "".join(f"{head}{line}\n" for line in [*lost, *lines]).encode(), None
         try:
-            if self._file < 0 and data:
+            if self._file < 0:
                 self._file = open_private(str(self._path), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
-            size = os.fstat(self._file).st_size if data else None
+            size = os.fstat(self._file).st_size
             while data:
                 data = data[os.write(self._file, data) :]
+            self._dropped = 0
         except OSError as error:
-            self._why = error.strerror or type(error).__name__
+            self._dropped, self._why = self._dropped + len(lines), error.strerror or type(error).__name__
             if size is not None:
                 with suppress(OSError):
                     os.ftruncate(self._file, size)
-            return False
-        return True
+
+    def close(self, head: str) -> None:
+        if self._dropped:
+            self.write(head, [])
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
 class Lines:
