@@ -118,6 +118,8 @@ class Progress:
         self._metrics_before = None if self.run is None else _mark(self.run.metrics)
         self._ranks: list[RankRecord] = []
         self._ranks_mark: tuple[int, int] | None = None
+        self._first_step: int | None = None
+        self._events_mark: tuple[int, int] | None = None
 
     def ranks(self) -> list[RankRecord]:
         """As they were when a record was last written, which the time of their directory shows."""
@@ -128,14 +130,20 @@ class Progress:
 
     def begun(self) -> int | None:
         """Steps before this attempt's first one, once that is done; None before."""
-        before, recorded = 0, None
+        before, recorded = self._steps_before(), None
         if self.run is not None and _mark(self.run.metrics) != self._metrics_before:
             # What was recorded before this attempt may have been cut off and be written again.
-            before = first_step(read_run_events(self.run.root, self.began)) or 0
             with suppress(LaunchError, ValueError, IndexError):
                 recorded = json.loads(_last_lines(self.run.metrics)[-1]).get("step")
         logged = logged_step(self.directory)
         return before if any(isinstance(step, int) and step > before for step in (recorded, logged)) else None
+
+    def _steps_before(self) -> int:
+        mark = None if self.run is None else _mark(self.run.events)
+        if self.run is not None and self._first_step is None and mark != self._events_mark:
+            self._events_mark = mark
+            self._first_step = first_step(read_run_events(self.run.root, self.began))
+        return self._first_step or 0
 
     def last_sign(self) -> float:
         """The one place that says what a sign of life is: the latest time of logs, records, metrics and marks of slow

@@ -43,6 +43,7 @@ def test_a_step_is_of_this_attempt(tmp_path: Path) -> None:
     progress = Progress(attempt, tmp_path, at(0))
     with JsonlFile(run.events) as file:
         file.write({"time": at(1).isoformat(), "event": "resumed", "step": 40, "detail": ""})
+    attempt.log(0).write_text("2026-01-01T00:00:01Z 0 40 loaded\n")
     assert progress.begun() is None
     run.metrics.write_text(json.dumps({"step": 40}) + "\n")
     assert progress.begun() is None
