@@ -7,8 +7,7 @@
       scheduler-*.log       what the scheduler's shell printed
       .script-ran-17-0      under Slurm: the script of this submission began, after so many restarts
       submissions.jsonl     every submission to a scheduler
-      events.jsonl          every decision of the supervisor, and of people
-      nodes.json            nodes that failed, those that are excluded, and since when
+      events.jsonl          every decision of the supervisor, and of people; nodes that failed or are excluded
       attempts/0001/        one start of all ranks
         attempt.json        nodes, ranks, beginning, end, verdict
         rank-00000.log      its output: time, step and line
@@ -102,8 +101,8 @@ class Cause(StrEnum):
 
     FINISHED = "finished"
     STOPPED = "stopped"  # on request: glmforge control, Ctrl-C, jobs cancel
-    PREEMPTED = "preempted"  # saved and gave way; a time limit too, if the warning came
-    TIME_LIMIT = "time limit"
+    PREEMPTED = "preempted"  # saved and gave way; at a time limit too
+    TIME_LIMIT = "time limit"  # of an earlier version
     CODE = "code"  # the job's own error: another start or node does not fix it
     MACHINE = "machine"  # a node's, and `node` says which
     NODE_LOST = "node lost"
@@ -182,7 +181,6 @@ class JobDirectory:
         self.script = root / "script.sh"
         self.submissions = root / "submissions.jsonl"
         self.events = root / "events.jsonl"
-        self.nodes = root / "nodes.json"
         self.attempts = root / "attempts"
 
     @property

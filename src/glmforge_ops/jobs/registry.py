@@ -27,7 +27,7 @@ from glmforge.observe.record_files import newest_records
 from glmforge.runtime.lease import newest_claim
 from glmforge_ops.jobs.schedulers.base import Scheduler, Seen, State
 from glmforge_ops.jobs.state import JobFiles, JobState, changed_at, state_of
-from glmforge_ops.jobs.supervisor.progress import logged_step
+from glmforge_ops.jobs.supervisor.watch import logged_step
 
 SchedulerOf = Callable[[Launcher], Scheduler]
 """The scheduler that a launcher submits its jobs to."""

@@ -120,7 +120,10 @@ def about_dict(job: Job) -> dict[str, Any]:
         "attempts": [attempt.model_dump(mode="json") for attempt in attempts],
         "first_to_fail": None if rank is None else rank.model_dump(mode="json"),
         "submissions": [each.model_dump(mode="json") for each in job.directory.last_submissions()],
-        "nodes_out": {name: out.model_dump(mode="json") for name, out in _nodes_out(job.directory).items()},
+        "nodes_out": {
+            name: {"since": out.since.isoformat(), "reason": out.reason, "drained": out.drained}
+            for name, out in _nodes_out(job.directory).items()
+        },
         "next": next_command(job),
     }
 
@@ -211,7 +214,7 @@ def _rank_words(rank: RankRecord) -> str:
 def _nodes_out(directory: JobDirectory) -> dict[str, Out]:
     """Nodes that the job does not use; none if its ledger cannot be read."""
     try:
-        return Ledger.read(directory).out()
+        return Ledger.read(directory).out
     except GlmforgeError:
         return {}
 

@@ -18,7 +18,7 @@ from glmforge.errors import HostError
 from glmforge.files import kind_of, read_text, shown
 from glmforge.runtime.hostfile import expand_hosts
 from glmforge.runtime.ssh import Ssh
-from glmforge.runtime.threads import map_in_threads
+from glmforge.runtime.waiting import map_in_threads
 from glmforge_ops.hosts.machines import printed_by
 
 KEY = "id_ed25519"

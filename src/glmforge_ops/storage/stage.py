@@ -19,7 +19,7 @@ from glmforge.errors import HostError
 from glmforge.files import shown
 from glmforge.runtime.hostfile import LOCAL
 from glmforge.runtime.ssh import last_line
-from glmforge.runtime.threads import map_in_threads
+from glmforge.runtime.waiting import map_in_threads
 from glmforge_ops.hosts.fanout import Answer, Fanout, Outcome, Script
 from glmforge_ops.storage.sources import SourceFile
 

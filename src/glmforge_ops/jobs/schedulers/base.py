@@ -13,7 +13,7 @@ from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
 from glmforge.files import escaped
 from glmforge.observe.job_records import JobDirectory
-from glmforge_ops.jobs.ranks.variables import NUMBERS
+from glmforge_ops.jobs.ranks.assignment import NUMBERS
 
 SUBMIT_LIMIT_S = 120.0
 _LIMIT_S = 30.0

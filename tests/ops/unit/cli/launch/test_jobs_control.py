@@ -9,10 +9,10 @@ from typer.testing import CliRunner, Result
 
 from glmforge.cli.app import app
 from glmforge.errors import LaunchError
-from glmforge.observe.job_records import Cause, utc_now
+from glmforge.observe.job_records import Cause
 from glmforge_ops.jobs import submit
 from glmforge_ops.jobs.schedulers.base import State
-from glmforge_ops.jobs.supervisor.nodes import Failure, Ledger, Out
+from glmforge_ops.jobs.supervisor.nodes import Ledger
 from helpers.made_jobs import MadeScheduler, made_attempt, made_job
 
 
@@ -53,14 +53,12 @@ def test_resubmit(tmp_path: Path, scheduler: MadeScheduler) -> None:
 def test_a_node_is_allowed_again(tmp_path: Path, scheduler: MadeScheduler) -> None:
     scheduler.know("17", State.RUNNING)
     job = made_job(tmp_path)
-    failure = Failure(time=utc_now(), attempt=1, why="Xid 79")
-    out = Out(since=utc_now(), reason="3 failures, the last: Xid 79")
-    Ledger().failed("node2", failure).put_out("node2", out).write(job.nodes)
+    job.event("node out", node="node2", reason="3 failures, the last: Xid 79", drained=False)
     shown = run(tmp_path, "show", "air").stdout
     assert "excluded nodes ('glmforge jobs allow air NODE' uses one again):\n  node2  since " in shown
     assert list(json.loads(run(tmp_path, "show", "air", "--json").stdout)["nodes_out"]) == ["node2"]
     assert run(tmp_path, "allow", "air", "node2").stdout == "air: node2 is used again\n"
-    assert Ledger.read(job).out() == {}
+    assert Ledger.read(job).out == {}
     assert "excluded" not in run(tmp_path, "show", "air").stdout
 
 

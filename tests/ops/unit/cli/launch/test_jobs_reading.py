@@ -154,7 +154,7 @@ def test_a_wrong_name(tmp_path: Path, failed: JobDirectory, command: str) -> Non
 
 
 FILES = (
-    *("job.yaml", "run.yaml", "submissions.jsonl", "events.jsonl", "nodes.json", "scheduler-17.log"),
+    *("job.yaml", "run.yaml", "submissions.jsonl", "events.jsonl", "scheduler-17.log"),
     *("attempts/0002/attempt.json", "attempts/0002/rank-00000.log", "attempts/0002/rank-00002.json"),
     *(".supervisor/00000003", "run/metrics.jsonl", "run/time.jsonl"),
 )

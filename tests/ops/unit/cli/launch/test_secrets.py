@@ -15,7 +15,7 @@ from glmforge.cli.app import app
 from glmforge.config.secrets import is_secret
 from glmforge.errors import GlmforgeError
 from glmforge.runtime.ssh import Ssh
-from glmforge_ops.jobs.starters.ssh import SshStarter
+from glmforge_ops.jobs.starters.nodes import SshStarter
 from helpers.ranks import assignment, attempt_in, ended, texts
 
 SECRET = "s3cr3t/+=$'\" x"

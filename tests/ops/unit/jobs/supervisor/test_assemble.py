@@ -12,8 +12,8 @@ from glmforge_ops.health.checks.check import failed, passed, skipped
 from glmforge_ops.health.checks.examine import REACH
 from glmforge_ops.hosts.fanout import Fanout
 from glmforge_ops.jobs.supervisor import assemble
-from glmforge_ops.jobs.supervisor.assemble import NodeChecker, allocation_of, starter_of, supervisor_of
-from glmforge_ops.jobs.supervisor.slurm import SlurmAllocation
+from glmforge_ops.jobs.supervisor.allocation import SlurmAllocation, allocation_of
+from glmforge_ops.jobs.supervisor.assemble import NodeChecker, starter_of, supervisor_of
 from helpers.made_jobs import made_job
 
 

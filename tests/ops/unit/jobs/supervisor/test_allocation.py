@@ -1,12 +1,11 @@
 """What Slurm's commands answer, and what the supervisor makes of it."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from glmforge.errors import HostError, LaunchError
-from glmforge_ops.jobs.supervisor.slurm import SlurmAllocation
+from glmforge_ops.jobs.supervisor.allocation import SlurmAllocation
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, root: Path, **programs: str) -> None:
@@ -56,7 +55,6 @@ def test_a_controller_that_is_down_changes_nothing(monkeypatch: pytest.MonkeyPat
     assert allocation.nodes() == ("n1", "n2")
     assert allocation.still_ours()
     assert not allocation.queued_again()
-    assert allocation.ends() is None
 
 
 @pytest.mark.parametrize(
@@ -73,23 +71,9 @@ def test_whether_the_job_may_go_on(
     assert allocation.queued_again() is (restarts > 2)
 
 
-@pytest.mark.parametrize(
-    ("said", "ends"),
-    [
-        ("1795456851 10:00", datetime(2026, 11, 23, 18, 10, 51, tzinfo=UTC)),
-        ("1795456851 UNLIMITED", None),
-        ("N/A 10:00", None),
-    ],
-)
-def test_when_it_is_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, ends: datetime | None) -> None:
-    answers(monkeypatch, tmp_path, squeue=f'[ "$SLURM_TIME_FORMAT" = %s ] && echo "{said}"')
-    assert SlurmAllocation("7", 0, ("n1",)).ends() == ends
-
-
 def test_what_somebody_wants_listed_by_default_hides_no_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Wishes in a profile come along into the job, and squeue would print nothing of it."""
-    listed = """case "$*" in *State*) printf '%-20s%-20s\\n' RUNNING 1;; *%N*) echo n1;;
-*%l*) echo 1795456851 10:00;; esac"""
+    listed = """case "$*" in *State*) printf '%-20s%-20s\\n' RUNNING 1;; *%N*) echo n1;; esac"""
     answers(
         monkeypatch,
         tmp_path,
@@ -100,7 +84,6 @@ def test_what_somebody_wants_listed_by_default_hides_no_job(monkeypatch: pytest.
     allocation = SlurmAllocation("7", 1, ("n1", "n2"))
     assert allocation.still_ours()
     assert allocation.nodes() == ("n1",)
-    assert allocation.ends() is not None
 
 
 class Ended(Exception):
@@ -112,7 +95,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("glmforge_ops.jobs.supervisor.slurm.time", self)
+        monkeypatch.setattr("glmforge_ops.jobs.supervisor.allocation.time", self)
 
     def monotonic(self) -> float:
         return self.now
@@ -181,7 +164,7 @@ def test_a_controller_that_hangs_is_given_up_after_an_hour(monkeypatch: pytest.M
         clock.now += 30
         raise HostError("no answer within 30 s")
 
-    monkeypatch.setattr("glmforge_ops.jobs.supervisor.slurm.ask_slurm", hangs)
+    monkeypatch.setattr("glmforge_ops.jobs.supervisor.allocation.ask_slurm", hangs)
     with pytest.raises(LaunchError, match="scontrol requeue"):
         SlurmAllocation("7", 0, ("n1",)).requeue([])
     assert 3600 <= clock.now < 3700

@@ -15,7 +15,7 @@ from helpers.unwoken import LIMIT_S
 
 _RANK = """
 import os, signal, sys, threading
-from glmforge.runtime.torchrun import end_with_torchrun
+from glmforge.runtime.interrupts import end_with_torchrun
 end_with_torchrun()
 os.write(1, f"{os.getpid()}\\n".encode())
 lock = threading.Lock()

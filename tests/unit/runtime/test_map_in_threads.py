@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from glmforge.runtime.threads import map_in_threads
+from glmforge.runtime.waiting import map_in_threads
 from helpers.unwoken import run_program
 
 _PROGRAM = """
 import signal, threading
-from glmforge.runtime.threads import map_in_threads
+from glmforge.runtime.waiting import map_in_threads
 
 interrupted = threading.Event()
 

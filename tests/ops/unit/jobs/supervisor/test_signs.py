@@ -2,9 +2,8 @@
 
 import pytest
 
-from glmforge_ops.jobs.supervisor.words import Kind, read_words, signature, who_was_lost
+from glmforge_ops.jobs.supervisor.signs import Kind, read_words, signature, who_was_lost
 
-TRACE = ["Traceback (most recent call last):", '  File "/home/u/train.py", line 12, in step', "    x = table['k']"]
 LOST = "glmforge: rank 2 on b (process 4711) was lost: it ended without a word; rank 0 on a ends with it. Start again"
 FAILED_FIRST = "glmforge: rank 3 on b (process 99, Slurm job 7) failed first: KeyError: 'k'; rank 0 on a ends with it."
 NO_ANSWER = "glmforge: rank 4 on c (process 8), rank 5 on c (process 9) gave no answer: lost with the machine"
@@ -23,7 +22,7 @@ NO_ANSWER = "glmforge: rank 4 on c (process 8), rank 5 on c (process 9) gave no 
 )
 def test_what_differs_from_start_to_start_is_no_difference(one: str, other: str) -> None:
     hosts = {"node17.cluster", "node4"}
-    assert signature(read_words([one]), hosts) == signature(read_words([other]), hosts) != ""
+    assert signature(read_words([one]).line, hosts) == signature(read_words([other]).line, hosts) != ""
 
 
 @pytest.mark.parametrize(
@@ -34,38 +33,7 @@ def test_what_differs_from_start_to_start_is_no_difference(one: str, other: str)
     ],
 )
 def test_what_belongs_to_the_error_is_one(one: str, other: str) -> None:
-    assert signature(read_words([one])) != signature(read_words([other]))
-
-
-def test_the_place_is_of_the_job_and_not_of_a_package() -> None:
-    lines = [
-        "Traceback (most recent call last):",
-        '  File "/home/u/train.py", line 12, in step',
-        '  File "/venv/lib/python3.11/site-packages/torch/nn/module.py", line 1, in call',
-        "RuntimeError: shapes do not match",
-        "some line after it",
-    ]
-    words = read_words(lines)
-    assert words.kind is Kind.OWN
-    assert words.line == "RuntimeError: shapes do not match"
-    assert words.place == "/home/u/train.py, line 12, in step"
-
-
-def test_the_place_is_that_of_the_last_of_several_errors() -> None:
-    """An error while another was handled: two tracebacks, one behind the other."""
-    lines = [
-        *TRACE,
-        "KeyError: 'k'",
-        "",
-        "During handling of the above exception, another exception occurred:",
-        "",
-        "Traceback (most recent call last):",
-        '  File "/venv/lib/python3.11/site-packages/torch/serialization.py", line 9, in save',
-        "RuntimeError: cannot save",
-    ]
-    words = read_words(lines)
-    assert words.line == "RuntimeError: cannot save"
-    assert words.place.endswith("torch/serialization.py, line 9, in save")
+    assert signature(read_words([one]).line) != signature(read_words([other]).line)
 
 
 def test_a_line_of_ours_says_more_than_an_exception_behind_it() -> None:
@@ -93,7 +61,7 @@ def test_the_last_of_several_that_were_lost_is_named() -> None:
 
 def test_a_host_whose_name_begins_another_ones() -> None:
     words = read_words(["OSError: no route to node17.cluster"])
-    assert signature(words, {"node17", "node17.cluster"}) == "OSError: no route to <host>"
+    assert signature(words.line, {"node17", "node17.cluster"}) == "OSError: no route to <host>"
 
 
 def test_who_was_lost() -> None:
