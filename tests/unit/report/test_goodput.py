@@ -11,7 +11,6 @@ from glmforge.observe.metrics import METRICS
 from glmforge.observe.record_files import JsonlFile
 from glmforge.observe.run import record_start
 from glmforge.report.goodput import (
-    Accounting,
     Goodput,
     goodput_of,
     headline,
@@ -22,7 +21,7 @@ from glmforge.report.goodput import (
     rows_of,
     write_goodput,
 )
-from glmforge.report.goodput_spans import Allocation, Use
+from glmforge.report.goodput_spans import Use
 from helpers.made_jobs import at, made_attempt, made_job, made_rank
 
 
@@ -81,7 +80,6 @@ def test_a_job_that_was_requeued(job: JobDirectory) -> None:
     }
     assert found.allocated == 3 * (210 + 92) * 10**6
     assert found.queue_s == 100 + 1000
-    assert found.source == "the job's own files"
 
 
 def test_of_each_attempt(job: JobDirectory) -> None:
@@ -99,14 +97,6 @@ def test_a_job_that_runs_counts_until_now(job: JobDirectory) -> None:
     found = goodput_of(job, now=at(1400))
     assert found.allocated == 3 * (210 + 90) * 10**6
     assert seconds(found, 2)["not measured"] == 2 * 10
-
-
-def test_slurms_accounting_knows_when_nodes_were_given(job: JobDirectory) -> None:
-    given = Accounting([Allocation(at(90), at(312), 4, "17"), Allocation(at(1300), at(1403), 4, "17")], 90 + 900)
-    found = goodput_of(job, given, at(5000))
-    assert found.allocated == 4 * (222 + 103) * 10**6
-    assert (found.queue_s, found.source) == (990, "Slurm's accounting")
-    assert found.by_use()[Use.USEFUL] == 2 * 175 * 10**6
 
 
 def test_a_script_that_tells_its_steps_only(tmp_path: Path) -> None:
