@@ -94,10 +94,10 @@ def submit_noted(
         try:
             scheduler.cancel(id_)
         except LaunchError as error:
-            raise MayRunError(f"{launch.launcher} {id_} could not be recorded, and runs ({error}): {why}") from why
+            raise MayRunError(f"{launch.launcher} {id_} could not be noted, and runs ({error}): {why}") from why
         if isinstance(why, KeyboardInterrupt):
             raise
-        raise LaunchError(f"{launch.launcher} {id_} was cancelled, since it could not be recorded: {why}") from why
+        raise LaunchError(f"{launch.launcher} {id_} was cancelled, since it could not be noted: {why}") from why
 
 
 def note_submission(job: JobDirectory, id_: str, launcher: Launcher) -> Submission:

@@ -188,9 +188,7 @@ def test_every_metric_has_one_type_line(job: JobDirectory) -> None:
 
 def test_in_words(job: JobDirectory) -> None:
     found = goodput_of(job, now=at(5000))
-    assert headline(found) == (
-        "air: goodput 38.6% of 15m 06s of nodes; 2 attempts, 18m 20s in the queue (the job's own files)"
-    )
+    assert headline(found) == "air: goodput 38.6% of 15m 06s of nodes; 2 attempts, 18m 20s in the queue"
     assert ["recompute", "50s", "5.5%"] in [row[:3] for row in rows_of(found)]
     assert [row[0] for row in rows_by_attempt(found)] == ["attempt", "1", "2"]
     assert report_table(found).columns[3].title == "Attempt 1"

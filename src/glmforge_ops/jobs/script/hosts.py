@@ -55,5 +55,5 @@ def host_names(launch: LaunchConfig) -> tuple[str, ...]:
     """Those of the options, without the excluded ones. Raises `GlmforgeError`, also if there are none."""
     names = tuple(machine.name for machine in machines_of(cluster_of(launch)) if machine.name not in launch.exclude)
     if not names:
-        raise LaunchError("there are no hosts: pass --hosts, --hostfile or --cluster")
+        raise LaunchError("there is no host: pass --hosts, --hostfile or --cluster")
     return names

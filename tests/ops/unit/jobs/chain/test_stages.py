@@ -129,7 +129,7 @@ def test_a_ladder_of_needs_takes_no_time(stages_of):
         ("output_dir: out/pretrain,", "optim.lr: x,", "stage pretrain: override 'optim.lr=\"x\"'"),
         ("nodes: 2", "nodez: 2", "stage pretrain: launch: nodez: unknown key; did you mean 'nodes'?"),
         ("nodes: 2", "launcher: local, nodes: 2", "stage pretrain: launch: nodes: the launcher local has one node"),
-        ("nodes: 2", "launcher: local, starter: torchrun", "stage pretrain: launch: a stage that runs from here needs"),
+        ("nodes: 2", "launcher: mpi, nodes: 2", "stage pretrain: launch: a stage that runs from here needs"),
         ("nodes: 2", "array: 0-3", "launch.array: belongs to the chain"),
         ("nodes: 2", "dependency: afterok:1", "launch.dependency: belongs to the chain"),
         ("    config: demo\n", "    config: demo\n    command: x\n", "either a config (a training run) or a command"),

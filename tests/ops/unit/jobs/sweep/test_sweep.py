@@ -12,7 +12,6 @@ from glmforge.observe.job_records import Cause, JobDirectory
 from glmforge.runtime.lease import HeldError, Lease
 from glmforge_ops.jobs import several
 from glmforge_ops.jobs.schedulers.base import State
-from glmforge_ops.jobs.several import InTurn
 from glmforge_ops.jobs.state import JobState
 from glmforge_ops.jobs.submit import note_submission
 from glmforge_ops.jobs.sweep.points import Point, expand
@@ -214,7 +213,6 @@ def test_nothing_is_written_for_a_dry_run(new_sweep, tmp_path):
         ({"name": "x" * 57}, ConfigError, "up to 56"),
         ({"at_once": 0}, ConfigError, "--at-once 0: must be at least 1"),
         ({"array": "0-3"}, ConfigError, "--array: a sweep is an array of its own"),
-        ({"supervise": False}, ConfigError, "--no-supervise"),
         ({"launcher": "mpi", "hosts": ["a"]}, ConfigError, "needs the supervisor, which notes how each point ends"),
         ({"axes": ["parallel.tp=1,2"]}, ConfigError, "point 1 (parallel.tp=2): 1 node x 1 rank: "),
         ({"axes": ["optim.lrr=1,2"]}, ConfigError, "point 0 (optim.lrr=1): "),
@@ -272,7 +270,7 @@ def here(new_sweep, monkeypatch):
     new.write()
     scheduler = Here({"lr-002": Cause.CODE})
     monkeypatch.setattr(several, "submit", scheduler.take)
-    monkeypatch.setattr(several, "InTurn", lambda **fields: InTurn(pause=scheduler.pause, **fields))
+    monkeypatch.setattr(several, "pause", lambda: scheduler.pause())
     return Sweep(new.root, lambda launcher: scheduler), scheduler
 
 
