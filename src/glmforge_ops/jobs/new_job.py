@@ -20,17 +20,17 @@ from glmforge.config.load import dump_config, load_config, load_settings
 from glmforge.config.schema import RunConfig
 from glmforge.config.secrets import HIDDEN, is_secret, take_secrets
 from glmforge.config.tree import as_mapping, assign, child, from_value, merge, parse
-from glmforge.errors import ConfigError, LaunchError
+from glmforge.errors import ConfigError, GlmforgeError, LaunchError
 from glmforge.files import kind_of, read_text, shown
 from glmforge.observe.job_records import JobDescription, JobDirectory, utc_now
 from glmforge.observe.run import write_text
 from glmforge.observe.units import counted
 from glmforge_ops.jobs.script.hosts import hosts_of
 from glmforge_ops.jobs.script.render import Script, render
-from glmforge_ops.jobs.submit import find_launcher
+from glmforge_ops.jobs.submit import find_launcher, id_of_task, note_submission
 
 _MAX_OPTIONS_BYTES = 1 << 18
-_MAX_TASKS = 10_000
+_TASK_DIGITS = 9
 _NEEDED = re.compile(
     r"(?:PATH|LD_LIBRARY_PATH|PYTHONPATH|VIRTUAL_ENV|CUDA_HOME|TMPDIR|SLURM_CONF|GLOO_SOCKET_IFNAME|HF_HOME|HF_HUB_OFFLINE"
     r"|(?:GLMFORGE|NCCL|TORCH|PYTORCH|TRITON|OMP|MKL|UCX|FI|TOKENIZERS)_[A-Z0-9_]+)"
@@ -46,30 +46,26 @@ class NewJob:
         directory: where it will be.
         config: of a training job.
         script: the text of its script.
-        tasks: of an array: jobs with directories of their own, NAME-0, NAME-1, ...
     """
 
     directory: JobDirectory
     description: JobDescription
     config: RunConfig | None
     script: str
-    tasks: tuple["NewJob", ...] = ()
 
     def write(self) -> None:
         """Raises `LaunchError` if a name is taken, `RunFileError` if the disk is full; then nothing of it stays."""
         resume = f"'glmforge jobs resubmit {self.directory.name}'"
         with removed_on_error() as made:
-            for job in (self, *self.tasks):
-                create_job(job.directory, job.description, f"the name is taken; give another --name, or {resume}")
-                made.append(job.directory.root)
-                if job.config is not None:
-                    write_text(job.directory.run_config, dump_config(job.config))
-                write_text(job.directory.script, job.script)
+            create_job(self.directory, self.description, f"the name is taken; give another --name, or {resume}")
+            made.append(self.directory.root)
+            if self.config is not None:
+                write_text(self.directory.run_config, dump_config(self.config))
+            write_text(self.directory.script, self.script)
 
     def remove(self) -> None:
         """Delete one that could not be submitted, so that its name is free."""
-        for job in (self, *self.tasks):
-            shutil.rmtree(job.directory.root, ignore_errors=True)
+        shutil.rmtree(self.directory.root, ignore_errors=True)
 
 
 def read_options(file: Path | None, given: Mapping[str, Any]) -> LaunchConfig:
@@ -130,36 +126,33 @@ def script_job(
     else:
         raise LaunchError(f"{shown(program)}: is neither a Python program (.py) nor executable; chmod +x it")
     directory = JobDirectory(root / _free_name(root, name, path.stem))
-    job = _job(directory, "script", [*command, *arguments], launch, template)
-    return replace(job, tasks=tuple(_tasks(job, template))) if launch.array else job
+    if launch.array and not JOB_NAME.fullmatch(f"{directory.name}-{'9' * _TASK_DIGITS}"):
+        raise LaunchError(f"--name {shown(directory.name)}: is too long for an array; its tasks' names end in -N")
+    return _job(directory, "script", [*command, *arguments], launch, template)
 
 
-def _tasks(job: NewJob, template: Path | None) -> Iterator[NewJob]:
-    """A job for each task of an array: the array's script supervises it, and it can be submitted again alone."""
-    description = job.description
+def make_task(directory: JobDirectory) -> None:
+    """Make the job of an array's task, JOB-7 of the array JOB, when it starts for the first time.
+
+    It can be submitted again alone. Does nothing for other jobs. Raises `GlmforgeError`.
+    """
+    name, _, number = directory.name.rpartition("-")
+    try:
+        description = JobDirectory(directory.root.with_name(name or directory.name)).read()
+    except GlmforgeError:
+        return  # the job's own files say what is wrong
+    if not description.launch.array or not number.isdecimal():
+        return
+    if directory.root.exists():
+        if directory.read().part_of != name:
+            raise LaunchError(f"{directory.name}: is another job; launch the array under another --name")
+        return
     launch = description.launch.model_copy(update={"array": None})
-    for number in task_numbers(description.launch.array or ""):
-        directory = JobDirectory(job.directory.root.with_name(f"{job.directory.name}-{number}"))
-        if not JOB_NAME.fullmatch(directory.name):
-            raise LaunchError(f"--name {shown(description.name)}: is too long for an array; its tasks' names end in -N")
-        changes = {"name": directory.name, "launch": launch, "part_of": description.name, "task": number}
-        of_task = description.model_copy(update=changes)
-        yield NewJob(directory, of_task, None, render(Script.of(of_task, directory.root), template))
-
-
-def task_numbers(array: str) -> list[int]:
-    """Of 0-7:2,9%4. Raises `LaunchError` for more than a scheduler takes, and for no task at all."""
-    numbers: set[int] = set()
-    for part in array.partition("%")[0].split(","):
-        span, _, step = part.partition(":")
-        first, _, last = span.partition("-")
-        found = range(int(first), int(last or first) + 1, int(step or 1) or 1)
-        if not found or step == "0":
-            raise LaunchError(f"array: {shown(part)}: names no task; write it as in 0-7, or 0-7:2")
-        if len(numbers) + len(found) > _MAX_TASKS:
-            raise LaunchError(f"array: {shown(array)}: has more than {_MAX_TASKS:,} tasks; submit several")
-        numbers.update(found)
-    return sorted(numbers)
+    changes = {"name": directory.name, "launch": launch, "part_of": name, "task": int(number)}
+    of_task = description.model_copy(update=changes)
+    NewJob(directory, of_task, None, render(Script.of(of_task, directory.root))).write()
+    id_ = os.environ.get("PBS_JOBID") or id_of_task(os.environ.get("SLURM_ARRAY_JOB_ID", "0"), int(number))
+    note_submission(directory, id_, launch.launcher)
 
 
 def _job(

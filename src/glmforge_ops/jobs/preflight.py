@@ -18,7 +18,6 @@ from glmforge.plan.fit import Capacity, fits
 from glmforge.plan.layout import select_phase
 from glmforge.plan.machine.hardware import ACCELERATORS, Accelerator, accelerator_named
 from glmforge.runtime.hostfile import HostLine
-from glmforge.runtime.memory import usable_memory
 from glmforge_ops.health.checks.check import Context, Level, Status
 from glmforge_ops.health.checks.examine import choose_checks, examine, grouped
 from glmforge_ops.health.checks.thresholds import Thresholds
@@ -43,11 +42,11 @@ def check_fit(config: RunConfig, launch: LaunchConfig, gpu: str | None = None) -
         capacity = Capacity(accelerator.memory_bytes, f"{accelerator.name} has")
     elif launch.gpus_per_node:
         return "unknown kind of GPU: the plan was not compared with its memory; pass --gpu h100-80gb"
-    elif memory := _memory_of_a_node(launch):
+    elif launch.mem is not None and (memory := megabytes(launch.mem) << 20):  # 0: all that there is
         nodes = [range(first, first + launch.ranks) for first in range(0, layout.world_size, launch.ranks)]
         capacity = Capacity(memory, "which has", nodes, "of a node")
     else:
-        return "unknown memory of the nodes: the plan was not compared with it; pass --mem"
+        return "without --mem the plan is not compared with the memory of the nodes"
     missing = fits(select_phase(config, config.phases[0].name), layout, capacity).missing
     if missing is not None:
         raise LaunchError(f"{missing}; pass --no-plan to submit anyway")
@@ -91,10 +90,3 @@ def check_nodes(launch: LaunchConfig, progress: Progress | None = None) -> str |
         rest = f"; and {len(failed) - _MOST_SHOWN} more" if len(failed) > _MOST_SHOWN else ""
         raise LaunchError(f"{'; '.join(failed[:_MOST_SHOWN])}{rest}; fix it, or pass --no-check")
     return f"{counted(len(names), 'node')} checked"
-
-
-def _memory_of_a_node(launch: LaunchConfig) -> int | None:
-    """Bytes, of nodes without GPUs; None: unknown."""
-    if launch.mem is not None:
-        return megabytes(launch.mem) << 20 or None  # 0: all that there is
-    return usable_memory() if launch.launcher == "local" else None

@@ -42,32 +42,18 @@ def find_launcher(*, has_hosts: bool) -> Launcher:
     return "pbs" if _answers("qsub", "qstat", "-Q") else "local"
 
 
-def submit(
-    job: JobDirectory,
-    *,
-    scheduler: Scheduler | None = None,
-    tasks: Sequence[JobDirectory] = (),
-    after: Sequence[str] = (),
-) -> Submission:
-    """Submit the job's script as it stands, and record the number, in the jobs of an array's tasks too.
+def submit(job: JobDirectory, *, scheduler: Scheduler | None = None, after: Sequence[str] = ()) -> Submission:
+    """Submit the job's script as it stands, and record the number.
 
     Args:
         scheduler: that of the job's launcher by default.
-        tasks: jobs of an array's tasks.
         after: submissions that must have succeeded before it starts.
 
     Raises `GlmforgeError`, and `MayRunError` if it may run all the same.
     """
     launch = job.read().launch
-    numbers = [(task, task.read().task or 0) for task in tasks]
-
-    def note(id_: str) -> Submission:
-        submission = note_submission(job, id_, launch.launcher)
-        for task, number in numbers:
-            note_submission(task, id_of_task(id_, number), launch.launcher)
-        return submission
-
-    return submit_noted(scheduler or scheduler_of(launch.launcher), job, launch, note, after=after)
+    scheduler = scheduler or scheduler_of(launch.launcher)
+    return submit_noted(scheduler, job, launch, lambda id_: note_submission(job, id_, launch.launcher), after=after)
 
 
 def submit_noted(

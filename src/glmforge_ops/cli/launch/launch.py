@@ -168,9 +168,12 @@ def supervise(
         glmforge supervise jobs/air
     """
     from glmforge.observe.job_records import JobDirectory
+    from glmforge_ops.jobs.new_job import make_task
     from glmforge_ops.jobs.supervisor.assemble import supervisor_of
 
-    raise typer.Exit(supervisor_of(JobDirectory(job.absolute())).run())
+    directory = JobDirectory(job.absolute())
+    make_task(directory)
+    raise typer.Exit(supervisor_of(directory).run())
 
 
 def read_launch(options: Options) -> "LaunchConfig":
@@ -271,7 +274,7 @@ def _submit(job: "NewJob", options: Options) -> None:
         if in_foreground:
             submission = note_submission(job.directory, id_of_this_process(), launch.launcher)
         else:
-            submission = submit(job.directory, tasks=[task.directory for task in job.tasks])
+            submission = submit(job.directory)
     except MayRunError:
         raise
     except GlmforgeError:

@@ -236,36 +236,18 @@ def test_in_the_foreground_it_becomes_the_job(here: Path) -> None:
     assert submission.id.startswith(done.stdout.strip() + ".")
 
 
-def test_tasks_of_an_array_are_jobs_of_their_own(here: Path) -> None:
+def test_the_script_of_an_array_supervises_its_tasks(here: Path) -> None:
     (here / "go.py").touch()
     slurm(here)
     launch("--script", "go.py", "--array", "1-5:2%2", "--name", "x")
-    assert sorted(path.name for path in (here / "jobs").iterdir()) == ["x", "x-1", "x-3", "x-5"]
-    assert (
-        "supervise " + str(here / "jobs/x") + """-"$(printf '%01d' "$SLURM_ARRAY_TASK_ID")"\n"""
-        in JobDirectory(here / "jobs/x").script.read_text()
-    )
-    task = JobDirectory(here / "jobs/x-3")
-    described = task.read()
-    assert (described.part_of, described.task, described.launch.array) == ("x", 3, None)
-    assert [submission.id for submission in task.read_submissions()] == ["17_3"]
-    assert f"supervise {task.root}\n" in task.script.read_text()  # that can be submitted again alone
-
-
-def test_an_array_whose_task_has_no_room_leaves_what_was_there(here: Path) -> None:
-    (here / "go.py").touch()
-    slurm(here)
-    launch("--script", "go.py", "--name", "x-2")
-    with pytest.raises(GlmforgeError, match="x-2: the name is taken"):
-        launch("--script", "go.py", "--array", "1-3", "--name", "x")
-    assert [path.name for path in (here / "jobs").iterdir()] == ["x-2"]
+    assert [path.name for path in (here / "jobs").iterdir()] == ["x"]
+    supervises = f"""supervise {here}/jobs/x-"$(printf '%01d' "$SLURM_ARRAY_TASK_ID")"\n"""
+    assert supervises in JobDirectory(here / "jobs/x").script.read_text()
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--script", "go.py", "--array", "3-1"), "array: 3-1: names no task"),
-        (("--script", "go.py", "--array", "0-99999"), "array: 0-99999: has more than 10,000 tasks"),
         (("--script", "go.py", "--array", "0-9999999999"), "options: array: 0-9999999999 is not written as in"),
         (
             ("--script", "go.py", "--array", "0-3", "--name", "a" * 64),
