@@ -1,4 +1,4 @@
-"""How a job is launched, and what its supervisor may do: the options of `glmforge launch`, whatever the launcher.
+"""How a job is launched, and what its supervisor may do: the options of `glmforge launch`, for all launchers.
 
 Options of the command line and a file of them (`glmforge launch --options site.yaml`) are the same fields. The job
 keeps all of them in its `job.yaml`, so that it can be submitted again as it was.
@@ -60,7 +60,7 @@ def _limited(value: str) -> str:
     """Slurm takes no time for no limit."""
     if not value.strip("0:-"):
         context = {"value": shown(value)}
-        raise PydanticCustomError("limited", "{value} would be no limit; leave it out for the partition's own", context)
+        raise PydanticCustomError("limited", "{value}: 0 means unlimited; leave it out", context)
     return value
 
 
@@ -102,7 +102,7 @@ class SupervisorConfig(Strict):
     max_restarts: NonNegativeInt = Field(
         default=5, description="attempts in a row that ended with a failure and made no training step"
     )
-    max_restarts_in_all: NonNegativeInt = Field(default=1000, description="whatever they achieved")
+    max_restarts_in_all: NonNegativeInt = Field(default=1000, description="with or without progress")
     back_off_s: NonNegativeFloat = Field(
         default=5.0, description="after an attempt that made no step; doubles with each in a row"
     )
@@ -161,7 +161,7 @@ class LaunchConfig(Strict):
         default=None, description="image that every rank runs in: by srun's --container-image, or 'apptainer exec'"
     )
     env: dict[VariableName, Value] = Field(
-        default={}, description="variables of every rank; *** takes the value from the environment of whoever submits"
+        default={}, description="variables of every rank; ***: from the environment that submits it"
     )
 
     hosts: list[str] = Field(default=[], description="of the launchers ssh and mpi: names or ranges")

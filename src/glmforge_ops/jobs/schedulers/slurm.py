@@ -73,7 +73,7 @@ _HELD = re.compile(
     "accountnotallowed|badconstraints|dependencyneversatisfied|invalidaccount|invalidqos|jobheldadmin|jobhelduser|"
     "jobholdmaxrequeue|launchfailedrequeuedheld|partitionnodelimit|partitiontimelimit|prologerror|qosnotallowed"
 )
-"""Reasons, without spaces, for which a job waits until somebody does something."""
+"""Reasons, without spaces, for which a job waits until a person acts."""
 
 _ORDER = (
     *(State.RUNNING, State.ENDING, State.SUSPENDED, State.WAITING, State.HELD, State.UNKNOWN, State.NODE_FAILED),

@@ -78,7 +78,7 @@ def slurm_directives(launch: LaunchConfig) -> str:
 
 
 def _render(environment: jinja2.Environment, name: str, script: Script) -> str:
-    """Of plain values: an object would bring its methods, which somebody else's template could call."""
+    """Of plain values: an object would bring its methods, which another user's template could call."""
     launch, mem = script.launch, script.launch.mem
     apptainer = []
     if launch.container is not None:

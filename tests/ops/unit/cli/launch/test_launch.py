@@ -267,7 +267,7 @@ def test_the_script_of_an_array_supervises_its_tasks(here: Path) -> None:
         (("demo", "--name", "a\nb"), r"--name 'a\nb': a job's name"),
         (("demo", "--partition", "a b"), "options: partition: should match pattern"),
         (("demo", "--time", "soon"), "options: time: soon is not written as in 24:00:00 or 2-00:00:00"),
-        (("demo", "--time", "00:00:00"), "options: time: 00:00:00 would be no limit; leave it out"),
+        (("demo", "--time", "00:00:00"), "options: time: 00:00:00: 0 means unlimited; leave it out"),
         (("demo", "--time", "1:90:00"), "options: time: 1:90:00 is not written as in 24:00:00"),
         (("demo", "--dependency", "after ok:1"), "options: dependency: after ok:1 is not written as in afterok:1234"),
         (("demo", "--launcher", "slurm", "--hosts", "a"), "options: hosts: the launcher slurm takes the nodes that"),
