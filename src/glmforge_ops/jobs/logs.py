@@ -126,14 +126,9 @@ def _new_lines(path: Path, places: dict[Path, int]) -> Iterator[str]:
 def _attempt(job: JobDirectory, wanted: int | None) -> int:
     numbers = job.attempt_numbers()
     if not numbers:
-        launch = job.read().launch
-        if launch.array:
-            raise LaunchError(
-                f"{job.name}: is an array, whose tasks are jobs; 'glmforge jobs logs {job.name}-N' shows one"
-            )
-        if not launch.supervise:
-            raise LaunchError(f"{job.name}: has no supervisor, which keeps logs by rank; add --scheduler")
-        raise LaunchError(f"{job.name}: no attempt has begun; 'glmforge jobs show {job.name}' says why")
+        raise LaunchError(
+            f"{job.name}: no attempt has begun; 'glmforge jobs show {job.name}' says why, or add --scheduler"
+        )
     if wanted is None:
         return next((number for number in reversed(numbers) if ranks_with_logs(job.attempt(number))), numbers[-1])
     if wanted not in numbers:

@@ -206,16 +206,12 @@ def make_directory(root: Path, taken: str) -> None:
     """Make the directory of a job, sweep or chain, for its owner alone. Raises `LaunchError`; `taken` if it exists."""
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LaunchError(
-            f"{shown(root.parent)}: cannot hold jobs ({error.strerror}); choose another --jobs-dir"
-        ) from None
-    try:
         root.mkdir(mode=0o700)
-    except FileExistsError:
-        raise LaunchError(f"{shown(root)}: {taken}") from None
     except OSError as error:
-        raise LaunchError(f"{shown(root)}: cannot hold jobs ({error.strerror}); choose another --jobs-dir") from None
+        if os.path.lexists(root):
+            raise LaunchError(f"{shown(root)}: {taken}") from None
+        why = f"cannot hold jobs ({error.strerror}); choose another --jobs-dir"
+        raise LaunchError(f"{shown(root.parent)}: {why}") from None
 
 
 @contextmanager

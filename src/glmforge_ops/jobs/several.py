@@ -68,19 +68,69 @@ class Several:
         return Lease(self.root, "glmforge")
 
     def run_here(self, needs: Mapping[str, Sequence[str]], at_once: int, report: Report) -> dict[str, JobState]:
-        """Run these jobs from here, each after those that it needs; the state of each at the end."""
+        """Start each job when those that it needs have finished; the state of each when nothing is left to do.
+
+        A job that has finished is not started again, one that runs already is waited for, and one that needs a job
+        that failed is skipped. When the whole is cancelled, nothing further starts; Ctrl-C cancels the jobs that run.
+
+        Args:
+            needs: job -> jobs that must have finished before it starts.
+        """
         with self.lease():
             began = len(self.own.read_events())
             self.own.event("started", f"{len(needs)} jobs, from here")
-            return run_in_turn(
-                needs,
-                at_once,
-                look=lambda names: {job.name: (job.state, job.why) for job in self.jobs(names)},
-                start=lambda name: submit(self.directory(name)),
-                cancel=self._cancel,
-                report=report,
-                is_wanted=lambda: not any(event.get("event") == CANCELLED for event in self.own.read_events()[began:]),
-            )
+            return self._run_in_turn(needs, at_once, report, began)
+
+    def _run_in_turn(
+        self, needs: Mapping[str, Sequence[str]], at_once: int, report: Report, began: int
+    ) -> dict[str, JobState]:
+        states: dict[str, JobState] = {}
+        ours, settled = set[str](), set[str]()
+        try:
+            while True:
+                for job, (state, why) in self._look([job for job in needs if job not in settled]).items():
+                    before, states[job] = states.get(job), state
+                    because = f": {why}" if why else ""
+                    if before is None and _may_run(state):
+                        report(job, f"is {state} already, waiting for it{because}")
+                        ours.add(job)
+                    elif before is not state and (before is not None or state is JobState.FINISHED):
+                        report(job, f"{state}{because}")
+                    if not _may_run(state) and (job in ours or state in (JobState.FINISHED, JobState.DAMAGED)):
+                        settled.add(job)
+                ready = []
+                for job in [job for job in needs if job not in settled and not _may_run(states[job])]:
+                    missing = [need for need in needs[job] if states.get(need) is not JobState.FINISHED]
+                    if failed := [need for need in missing if need in settled]:
+                        report(job, f"skipped: {failed[0]} has not finished")
+                        settled.add(job)
+                    elif not missing:
+                        ready.append(job)
+                ready = [] if self._is_cancelled(began) else ready
+                running = [job for job, state in states.items() if _may_run(state)]
+                if not ready and not running:
+                    return states
+                for job in ready[: max(0, at_once - len(running))]:
+                    report(job, "starts")
+                    submit(self.directory(job))
+                    ours.add(job)
+                    states[job] = JobState.STARTING
+                pause()
+        except KeyboardInterrupt:
+            for job in [job for job, state in states.items() if _may_run(state)]:
+                try:
+                    report(job, "is asked to end")
+                    self._cancel(job)
+                except GlmforgeError as error:
+                    report(job, f"could not be asked to end: {error}")
+            raise
+
+    def _look(self, names: Sequence[str]) -> dict[str, tuple[JobState, str]]:
+        return {job.name: (job.state, job.why) for job in self.jobs(names)}
+
+    def _is_cancelled(self, began: int) -> bool:
+        """Since so many events."""
+        return any(event.get("event") == CANCELLED for event in self.own.read_events()[began:])
 
     def _cancel(self, name: str) -> None:
         for job in self.jobs([name]):
@@ -96,68 +146,6 @@ def is_noted(launch: LaunchConfig) -> bool:
 def is_live(job: Job) -> bool:
     """Whether it waits or runs, or may."""
     return _may_run(job.state)
-
-
-def run_in_turn(
-    needs: Mapping[str, Sequence[str]],
-    at_once: int,
-    *,
-    look: Callable[[Sequence[str]], Mapping[str, tuple[JobState, str]]],
-    start: Callable[[str], object],
-    cancel: Callable[[str], object],
-    report: Report,
-    is_wanted: Callable[[], bool] = lambda: True,
-) -> dict[str, JobState]:
-    """Start each job when those that it needs have finished; the state of each when nothing is left to do.
-
-    A job that has finished is not started again, one that runs already is waited for, and one that needs a job that
-    failed is skipped. Ctrl-C cancels the jobs that run.
-
-    Args:
-        needs: job -> jobs that must have finished before it starts.
-        look: state and reason of the jobs with these names.
-        is_wanted: whether to start further jobs.
-    """
-    states: dict[str, JobState] = {}
-    ours, settled = set[str](), set[str]()
-    try:
-        while True:
-            for job, (state, why) in look([job for job in needs if job not in settled]).items():
-                before, states[job] = states.get(job), state
-                because = f": {why}" if why else ""
-                if before is None and _may_run(state):
-                    report(job, f"is {state} already, waiting for it{because}")
-                    ours.add(job)
-                elif before is not state and (before is not None or state is JobState.FINISHED):
-                    report(job, f"{state}{because}")
-                if not _may_run(state) and (job in ours or state in (JobState.FINISHED, JobState.DAMAGED)):
-                    settled.add(job)
-            ready = []
-            for job in [job for job in needs if job not in settled and not _may_run(states[job])]:
-                missing = [need for need in needs[job] if states.get(need) is not JobState.FINISHED]
-                if failed := [need for need in missing if need in settled]:
-                    report(job, f"skipped: {failed[0]} has not finished")
-                    settled.add(job)
-                elif not missing:
-                    ready.append(job)
-            ready = ready if is_wanted() else []
-            running = [job for job, state in states.items() if _may_run(state)]
-            if not ready and not running:
-                return states
-            for job in ready[: max(0, at_once - len(running))]:
-                report(job, "starts")
-                start(job)
-                ours.add(job)
-                states[job] = JobState.STARTING
-            pause()
-    except KeyboardInterrupt:
-        for job in [job for job, state in states.items() if _may_run(state)]:
-            try:
-                report(job, "is asked to end")
-                cancel(job)
-            except GlmforgeError as error:
-                report(job, f"could not be asked to end: {error}")
-        raise
 
 
 def pause() -> None:

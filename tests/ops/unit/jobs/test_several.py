@@ -6,11 +6,11 @@ import pytest
 
 from glmforge.errors import LaunchError
 from glmforge_ops.jobs import several
-from glmforge_ops.jobs.several import run_in_turn
+from glmforge_ops.jobs.several import Several
 from glmforge_ops.jobs.state import JobState
 
 
-class World:
+class World(Several):
     """Jobs that start when they are submitted, and end one at a time, by chance or as told, at each pause."""
 
     def __init__(self, states, *, fails=(), seed=0):
@@ -19,17 +19,27 @@ class World:
         self.chance = random.Random(seed)
         self.order, self.cancelled, self.told, self.most, self.pauses = [], [], [], 0, 0
         self.at_pause = lambda: None
+        self.is_wanted = lambda: True
 
-    def run(self, needs, at_once=1, **others):
-        given = {
-            "look": lambda names: {name: (self.states[name], "") for name in names},
-            "start": self.submit,
-            "cancel": self.cancelled.append,
-            "report": lambda job, words: self.told.append((job, words)),
-        }
+    def directory(self, name):
+        return name
+
+    def run(self, needs, at_once=1):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(several, "pause", self.pause)
-            return run_in_turn(needs, at_once, **(given | others))
+            patch.setattr(several, "submit", self.submit)
+            return self._run_in_turn(needs, at_once, lambda job, words: self.told.append((job, words)), 0)
+
+    def _look(self, names):
+        return {name: (self.states[name], "") for name in names}
+
+    def _is_cancelled(self, began):
+        return not self.is_wanted()
+
+    def _cancel(self, name):
+        self.cancelled.append(name)
+        if name == "a":
+            raise LaunchError("no answer")
 
     def submit(self, name):
         assert self.states[name].is_over, "it runs already"
@@ -114,24 +124,20 @@ def test_damaged_ones_hold_up_nobody_but_those_that_need_them():
 
 def test_nothing_further_starts_when_it_is_not_wanted_any_more():
     world = World(jobs(*"abc"))
-    ended = world.run(dict.fromkeys("abc", ()), is_wanted=lambda: not world.order)
+    world.is_wanted = lambda: not world.order
+    ended = world.run(dict.fromkeys("abc", ()))
     assert world.order == ["a"]
     assert ended == {"a": JobState.FINISHED, "b": JobState.NEW, "c": JobState.NEW}
 
 
 def test_one_that_cannot_be_asked_to_end_keeps_none_from_it():
-    world, asked = World(jobs(*"ab")), []
+    world = World(jobs(*"ab"))
 
     def interrupt():
         raise KeyboardInterrupt
 
-    def cancel(name):
-        asked.append(name)
-        if name == "a":
-            raise LaunchError("no answer")
-
     world.at_pause = interrupt
     with pytest.raises(KeyboardInterrupt):
-        world.run(dict.fromkeys("ab", ()), at_once=2, cancel=cancel)
-    assert asked == ["a", "b"]
+        world.run(dict.fromkeys("ab", ()), at_once=2)
+    assert world.cancelled == ["a", "b"]
     assert ("a", "could not be asked to end: no answer") in world.told
