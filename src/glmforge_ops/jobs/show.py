@@ -90,18 +90,12 @@ def about(job: Job) -> list[str]:
 
 
 def about_dict(job: Job) -> dict[str, Any]:
-    """The same for programs."""
-    if (files := job.files) is None:
-        return as_dict(job)
+    """For programs."""
     attempts = _attempts(job.directory)
-    rank, run = _first_failed(job.directory, attempts), files.description.run
+    rank = _first_failed(job.directory, attempts)
     return as_dict(job) | {
-        "command": files.description.command,
-        "directory": str(files.description.directory),
-        "run": None if run is None else str(run),
         "attempts": [attempt.model_dump(mode="json") for attempt in attempts],
-        "first_to_fail": None if rank is None else rank.model_dump(mode="json"),
-        "submissions": [each.model_dump(mode="json") for each in job.directory.last_submissions()],
+        "first_to_fail": rank and rank.model_dump(mode="json"),
         "nodes_out": {name: out.model_dump(mode="json") for name, out in _nodes_out(job.directory).items()},
         "next": next_command(job),
     }

