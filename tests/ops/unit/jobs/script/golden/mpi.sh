@@ -11,7 +11,7 @@ export GLOO_SOCKET_IFNAME=eth0 NCCL_SOCKET_IFNAME=eth0
 variables+=(-x GLOO_SOCKET_IFNAME -x NCCL_SOCKET_IFNAME)
 export A='it'"'"'s'
 variables+=(-x A)
-# Its value is in no file: it comes from the environment of whoever submits this script.
+# Its value is in no file: it comes from the environment in which this script is submitted.
 [[ -v HF_TOKEN ]] || { echo "HF_TOKEN is not set: set it where the job is submitted" >&2; exit 2; }
 export HF_TOKEN
 variables+=(-x HF_TOKEN)

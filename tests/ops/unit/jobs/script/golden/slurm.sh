@@ -18,8 +18,8 @@
 #SBATCH --partition=gpu
 #SBATCH --qos=high
 #SBATCH --account=research
-#SBATCH --exclusive
 #SBATCH --constraint='h200&nvme'
+#SBATCH --exclusive
 #SBATCH --nodelist=node001
 #SBATCH --exclude=node003,node007
 #SBATCH --dependency=afterok:12:13,afterany:14
