@@ -289,7 +289,10 @@ def test_the_script_of_an_array_supervises_its_tasks(here: Path) -> None:
         (("demo", "--options", "list.yaml"), "list.yaml:1: launcher: should be 'local', "),
         (("demo", "--partition", "gpu"), "partition: the launcher local has no scheduler"),
         (("demo", "--launcher", "k8s"), "options: launcher: should be 'local', "),
-        (("demo", "--options", "alone.yaml"), "alone.yaml:1: supervise: all launchers but mpi have a supervisor"),
+        (
+            ("demo", "--options", "alone.yaml", "--dry-run"),
+            "alone.yaml:1: supervise: all launchers but mpi have a supervisor",
+        ),
     ],
 )
 def test_what_cannot_be_is_one_line_and_leaves_nothing(here: Path, arguments: tuple[str, ...], told: str) -> None:

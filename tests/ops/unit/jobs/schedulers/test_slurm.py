@@ -150,6 +150,14 @@ def test_every_state_means_something() -> None:
     }
 
 
+def test_sbatch_tests_the_options_of_the_job(answers: Answers, tmp_path: Path) -> None:
+    known(answers)
+    sbatch = tmp_path / "bin" / "sbatch"
+    sbatch.write_text(f'#!/bin/sh\nwhile read -r line; do echo "$line"; done >{tmp_path}/tested\n')
+    Slurm().check(LaunchConfig(launcher="slurm", nodes=2, qos="gold"))
+    assert {"#SBATCH --nodes=2", "#SBATCH --qos=gold"} <= {*(tmp_path / "tested").read_text().splitlines()}
+
+
 def test_submitting(answers: Answers, tmp_path: Path) -> None:
     job = JobDirectory(tmp_path)
     calls = answers(sbatch={"--parsable": (0, "123;cluster\n", "")})
