@@ -134,7 +134,7 @@ def script_job(
 def make_task(directory: JobDirectory) -> None:
     """Make the job of an array's task, JOB-7 of the array JOB, when it starts for the first time.
 
-    It can be submitted again alone. Does nothing for other jobs. Raises `GlmforgeError`.
+    Does nothing for other jobs. Raises `GlmforgeError`.
     """
     name, _, number = directory.name.rpartition("-")
     try:
@@ -147,7 +147,9 @@ def make_task(directory: JobDirectory) -> None:
         if directory.read().part_of != name:
             raise LaunchError(f"{directory.name}: is another job; launch the array under another --name")
         return
-    launch = description.launch.model_copy(update={"array": None})
+    variable = "SLURM_ARRAY_TASK_ID" if description.launch.launcher == "slurm" else "PBS_ARRAY_INDEX"
+    env = description.launch.env | {variable: number}  # also when it is submitted again alone
+    launch = description.launch.model_copy(update={"array": None, "env": env})
     changes = {"name": directory.name, "launch": launch, "part_of": name, "task": int(number)}
     of_task = description.model_copy(update=changes)
     NewJob(directory, of_task, None, render(Script.of(of_task, directory.root))).write()

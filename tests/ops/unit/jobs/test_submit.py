@@ -50,6 +50,7 @@ def test_the_task_of_an_array_is_a_job_from_its_first_start_on(tmp_path: Path, m
         make_task(task)
     described = task.read()
     assert (described.part_of, described.task, described.launch.array) == ("x", 3, None)
+    assert described.launch.env == {"SLURM_ARRAY_TASK_ID": "3"}
     assert [submission.id for submission in task.read_submissions()] == ["17_3"]
     assert f"supervise {task.root}\n" in task.script.read_text()  # it can be submitted again alone
     assert id_of_task("12[].server", 3) == "12[3].server"
