@@ -16,6 +16,7 @@ from glmforge.errors import LaunchError
 from glmforge.files import open_regular, shown
 from glmforge.observe.job_records import AttemptDirectory, AttemptRecord, Cause, JobDirectory
 from glmforge_ops.jobs.registry import Job
+from glmforge_ops.jobs.state import step_words
 
 _FINE = {0, 75}
 """Statuses of ranks that have not failed: ended well, or saved and gave way."""
@@ -95,15 +96,17 @@ def follow(
     while True:
         notes, lines = [], []
         if (words := ": ".join(filter(None, [job.state, job.why]))) != said:
-            said, step = words, None if job.files is None else job.files.step
-            notes.append(f"{job.name}: {words}" + ("" if step is None else f" (step {step})"))
+            said, step = words, step_words(job.files)
+            notes.append(f"{job.name}: {words}" + ("" if step == "-" else f" (step {step})"))
         numbers = [number for number in job.directory.attempt_numbers() if number >= newest]
         for number in numbers[-1:] if first else numbers:
             directory = job.directory.attempt(number)
             paths = [directory.log(each) for each in (ranks_with_logs(directory) if rank is None else [rank])]
             if number != newest:
+                if (record := AttemptRecord.read(directory.record)) is None:
+                    continue  # it has not begun
                 newest = number
-                notes.append(f"{job.name}: attempt {number}")
+                notes.append(f"{job.name}: attempt {number} on {','.join(record.nodes)}")
             new = [line for path in paths for line in deque(_new_lines(path, places), tail if first else None)]
             lines += sorted(new, key=_time_of) if len(paths) > 1 else new
         yield job, notes, lines

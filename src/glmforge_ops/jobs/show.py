@@ -10,7 +10,7 @@ from glmforge.observe.units import counted, format_duration
 from glmforge_ops.hosts.fold import fold_hosts
 from glmforge_ops.jobs.logs import first_to_fail
 from glmforge_ops.jobs.registry import Job, as_dict
-from glmforge_ops.jobs.state import JobFiles, JobState
+from glmforge_ops.jobs.state import JobState, step_words
 from glmforge_ops.jobs.supervisor.nodes import Ledger, Out
 
 COLUMNS = ("name", "state", "launcher", "id", "nodes", "attempt", "step", "age", "why")
@@ -46,13 +46,6 @@ def job_row(job: Job, now: datetime | None = None) -> list[str]:
         format_duration(max(0.0, age.total_seconds())),
         _one_line(job.why),
     ]
-
-
-def step_words(files: JobFiles | None) -> str:
-    """'120/1000'; '-' if no step is known."""
-    if files is None or files.step is None:
-        return "-"
-    return str(files.step) if files.num_steps is None else f"{files.step}/{files.num_steps}"
 
 
 def headline(job: Job) -> str:

@@ -179,3 +179,10 @@ def _why(attempt: AttemptRecord) -> str:
     if attempt.verdict is None:
         return f"attempt {attempt.number} ended" + ("" if attempt.status is None else f" with status {attempt.status}")
     return f"{attempt.verdict.cause}: {attempt.verdict.why}"
+
+
+def step_words(files: JobFiles | None) -> str:
+    """'120/1000'; '-' if no step is known."""
+    if files is None or files.step is None:
+        return "-"
+    return str(files.step) if files.num_steps is None else f"{files.step}/{files.num_steps}"

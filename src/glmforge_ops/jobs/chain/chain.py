@@ -36,8 +36,8 @@ from glmforge_ops.jobs.new_job import NewJob, command_job, make_directory, remov
 from glmforge_ops.jobs.preflight import check_fit
 from glmforge_ops.jobs.registry import Job, SchedulerOf, as_dict
 from glmforge_ops.jobs.several import Report, Several, is_live, read_record
-from glmforge_ops.jobs.show import aligned, step_words
-from glmforge_ops.jobs.state import JobState
+from glmforge_ops.jobs.show import aligned
+from glmforge_ops.jobs.state import JobState, step_words
 from glmforge_ops.jobs.submit import adopted, note_submission, submit
 
 WITH_DEPENDENCIES = ("slurm", "pbs")

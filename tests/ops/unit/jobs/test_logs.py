@@ -128,7 +128,7 @@ def test_a_job_is_followed_over_its_attempts_to_its_end(tmp_path: Path) -> None:
     append(job.attempt(2), 0, "e\nf\n")
     _, notes, lines = next(rounds)
     assert lines == ["half", "e", "f"]
-    assert notes[-1] == "air: attempt 2"
+    assert notes[-1] == "air: attempt 2 on node1,node2"
     made_attempt(job, 2, cause=Cause.FINISHED, began=200)
     scheduler.know("17", State.COMPLETED)
     append(job.attempt(2), 0, "last\n")
