@@ -92,7 +92,7 @@ def losses(run: Path) -> list[float]:
 def test_an_array_of_eight_with_a_throttle_and_a_table(work: Work, tiny_data: TinyData) -> None:
     write_run(tiny_data, work.directory, num_steps=10)
     options = ["--launcher", "slurm", "--name", "lr", "--cpus-per-task", "1", "--at-once", str(AT_ONCE)]
-    work.run("launch", "tiny.yaml", *PATIENCE, *options, "--sweep", "optim.lr=log(1e-3,3e-2,4)", "seed=1,2")
+    work.run("launch", "tiny.yaml", *PATIENCE, *options, "--sweep", "optim.lr=log(1e-3,3e-2,4)", "--sweep", "seed=1,2")
     most = 0
 
     def is_over() -> bool:

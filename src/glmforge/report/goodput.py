@@ -33,15 +33,6 @@ _SHOWN_ATTEMPTS = 6
 
 
 @dataclass(frozen=True)
-class Accounting:
-    """When a scheduler gave a job nodes, for how long the job waited for them, and which accounts say so."""
-
-    allocations: list[Allocation]
-    waited_s: float
-    source: str = "Slurm's accounting"
-
-
-@dataclass(frozen=True)
 class Goodput:
     """Of a job until `until`.
 
@@ -49,14 +40,12 @@ class Goodput:
         spans: the allocated time, without a gap.
         queue_s: time that the job waited for nodes.
         attempts: how many there have been.
-        source: where the allocations are from, in words.
     """
 
     name: str
     spans: list[Span]
     queue_s: float
     attempts: int
-    source: str
     until: datetime
 
     @property
@@ -83,22 +72,19 @@ class Goodput:
         return sorted({span.attempt for span in self.spans if span.attempt is not None})
 
 
-def goodput_of(job: JobDirectory, accounting: Accounting | None = None, now: datetime | None = None) -> Goodput:
-    """What a job has cost until now; without accounts by its own files. Raises `GlmforgeError` if they are damaged."""
+def goodput_of(job: JobDirectory, *, now: datetime | None = None) -> Goodput:
+    """What a job has cost until now; by its own files. Raises `GlmforgeError` if they are damaged."""
     now = now or utc_now()
     records, events = job.read_attempts(), job.read_events()
     run = job.read().run
     reported = {} if run is None else _of_run(RunDirectory(run).time, job.name)
     attempts = [_attempt(job, reported.get(record.number), record, events, now) for record in records]
-    if accounting is None:
-        allocations = own_allocations(records, events, now)
-        requeued = [time for event in events if event.get("event") == "requeued" and (time := time_of(event))]
-        waited = timedelta()
-        for since in [*(each.time for each in job.read_submissions()), *requeued]:
-            waited += min((each.begin - since for each in allocations if each.begin >= since), default=timedelta())
-        accounting = Accounting(allocations, waited.total_seconds(), "the job's own files")
-    spans = spans_of(accounting.allocations, attempts)
-    return Goodput(job.name, spans, accounting.waited_s, len(records), accounting.source, now)
+    allocations = own_allocations(records, events, now)
+    requeued = [time for event in events if event.get("event") == "requeued" and (time := time_of(event))]
+    waited = timedelta()
+    for since in [*(each.time for each in job.read_submissions()), *requeued]:
+        waited += min((each.begin - since for each in allocations if each.begin >= since), default=timedelta())
+    return Goodput(job.name, spans_of(allocations, attempts), waited.total_seconds(), len(records), now)
 
 
 def own_allocations(
@@ -211,7 +197,6 @@ def as_dict(goodput: Goodput) -> dict[str, Any]:
     return {
         "job": goodput.name,
         "until": goodput.until.isoformat(),
-        "source": goodput.source,
         "metrics": metrics_of(goodput),
         "node_seconds": seconds(),
         "attempts": {str(number): seconds(number) for number in goodput.numbers},
@@ -227,11 +212,11 @@ def write_goodput(job: JobDirectory) -> None:
 
 
 def headline(goodput: Goodput) -> str:
-    """'air: goodput 91.3% of 12h 04m of nodes; 3 attempts, 5m 10s in the queue (Slurm's accounting)'."""
+    """'air: goodput 91.3% of 12h 04m of nodes; 3 attempts, 5m 10s in the queue'."""
     share = "-" if goodput.share is None else f"{goodput.share:.1%}"
     return (
         f"{goodput.name}: goodput {share} of {format_duration(goodput.allocated.total_seconds())} of nodes; "
-        f"{counted(goodput.attempts, 'attempt')}, {format_duration(goodput.queue_s)} in the queue ({goodput.source})"
+        f"{counted(goodput.attempts, 'attempt')}, {format_duration(goodput.queue_s)} in the queue"
     )
 
 

@@ -12,7 +12,6 @@ from glmforge.observe.metrics import METRICS
 from glmforge.observe.record_files import JsonlFile
 from glmforge.observe.run import record_start
 from glmforge.report.goodput import (
-    Accounting,
     Goodput,
     goodput_of,
     headline,
@@ -20,7 +19,7 @@ from glmforge.report.goodput import (
     rows_of,
     write_goodput,
 )
-from glmforge.report.goodput_spans import Allocation, Use
+from glmforge.report.goodput_spans import Use
 from helpers.made_jobs import at, made_attempt, made_job, made_rank
 
 
@@ -79,7 +78,6 @@ def test_a_job_that_was_requeued(job: JobDirectory) -> None:
     }
     assert found.allocated == timedelta(seconds=3 * (210 + 92))
     assert found.queue_s == 100 + 1000
-    assert found.source == "the job's own files"
 
 
 def test_of_each_attempt(job: JobDirectory) -> None:
@@ -97,14 +95,6 @@ def test_a_job_that_runs_counts_until_now(job: JobDirectory) -> None:
     found = goodput_of(job, now=at(1400))
     assert found.allocated == timedelta(seconds=3 * (210 + 90))
     assert seconds(found, 2)["not measured"] == 2 * 10
-
-
-def test_slurms_accounting_knows_when_nodes_were_given(job: JobDirectory) -> None:
-    given = Accounting([Allocation(at(90), at(312), 4, "17"), Allocation(at(1300), at(1403), 4, "17")], 90 + 900)
-    found = goodput_of(job, given, at(5000))
-    assert found.allocated == timedelta(seconds=4 * (222 + 103))
-    assert (found.queue_s, found.source) == (990, "Slurm's accounting")
-    assert found.by_use()[Use.USEFUL] == timedelta(seconds=2 * 175)
 
 
 def test_a_script_that_tells_its_steps_only(tmp_path: Path) -> None:
@@ -187,9 +177,7 @@ def test_what_the_supervisor_leaves(job: JobDirectory) -> None:
 
 def test_in_words(job: JobDirectory) -> None:
     found = goodput_of(job, now=at(5000))
-    assert headline(found) == (
-        "air: goodput 38.6% of 15m 06s of nodes; 2 attempts, 18m 20s in the queue (the job's own files)"
-    )
+    assert headline(found) == "air: goodput 38.6% of 15m 06s of nodes; 2 attempts, 18m 20s in the queue"
     meaning = "steps trained again that a failure had undone"
     assert ["recompute", "50s", "5.5%", meaning] in rows_of(found, attempts=False)
     assert rows_of(found, attempts=True)[0][3:5] == ["attempt 1", "attempt 2"]

@@ -26,7 +26,7 @@ def find(jobs_dir: Path | None, names: list[str] | None) -> "list[Job]":
 
 
 def tell(words: str) -> None:
-    """On stderr: stdout is for results."""
+    """Print to stderr: stdout is for results."""
     from glmforge.files import escaped
 
     typer.echo(escaped(words), err=True)

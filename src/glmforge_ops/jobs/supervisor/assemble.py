@@ -48,7 +48,7 @@ def starter_of(launch: LaunchConfig) -> Starter:
         return SrunStarter()
     if launch.chosen_starter == "ssh":
         return SshStarter(ssh_of(load_cluster(launch.cluster)))
-    raise LaunchError(f"starter {launch.chosen_starter}: its jobs are not supervised; launch it with --no-supervise")
+    raise LaunchError(f"starter {launch.chosen_starter}: its jobs have no supervisor")
 
 
 def bearable(job: JobDirectory, description: JobDescription) -> Callable[[int], bool]:

@@ -261,10 +261,8 @@ def _check_options(name: str, points: Sequence[Settings], launch: LaunchConfig, 
         raise ConfigError(f"--at-once {at_once}: must be at least 1")
     if launch.array is not None:
         raise ConfigError("--array: a sweep is an array of its own; leave it out, and throttle it with --at-once")
-    if not launch.supervise or not is_noted(launch):
-        raise ConfigError(
-            "the points of a sweep need the supervisor; leave out --no-supervise, --starter torchrun and --launcher mpi"
-        )
+    if not is_noted(launch):
+        raise ConfigError("the points of a sweep need the supervisor, which --launcher mpi does not have")
 
 
 def _named(config: RunConfig, name: str) -> RunConfig:

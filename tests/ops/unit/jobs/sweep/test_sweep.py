@@ -12,7 +12,6 @@ from glmforge.observe.job_records import Cause, JobDirectory
 from glmforge.runtime.lease import HeldError, Lease
 from glmforge_ops.jobs import several
 from glmforge_ops.jobs.schedulers.base import State
-from glmforge_ops.jobs.several import InTurn
 from glmforge_ops.jobs.state import JobState
 from glmforge_ops.jobs.submit import note_submission
 from glmforge_ops.jobs.sweep.points import expand
@@ -213,8 +212,7 @@ def test_nothing_is_written_for_a_dry_run(new_sweep, tmp_path):
         ({"name": "x" * 57}, ConfigError, "up to 56"),
         ({"at_once": 0}, ConfigError, "--at-once 0: must be at least 1"),
         ({"array": "0-3"}, ConfigError, "--array: a sweep is an array of its own"),
-        ({"supervise": False}, ConfigError, "need the supervisor; leave out --no-supervise"),
-        ({"launcher": "mpi", "hosts": ["a"]}, ConfigError, "need the supervisor"),
+        ({"launcher": "mpi", "hosts": ["a"]}, ConfigError, "need the supervisor, which --launcher mpi does not have"),
         ({"axes": ["parallel.tp=1,2"]}, ConfigError, "point 1 (parallel.tp=2): 1 node x 1 rank: "),
         ({"axes": ["optim.lrr=1,2"]}, ConfigError, "point 0 (optim.lrr=1): "),
         ({"axes": ["seed=1,2", "output_dir=same"]}, ConfigError, "the sweep sets output_dir; leave it out"),
@@ -272,7 +270,7 @@ def here(new_sweep, monkeypatch):
     new.write()
     scheduler = Here({"lr-002": Cause.CODE})
     monkeypatch.setattr(several, "submit", scheduler.take)
-    monkeypatch.setattr(several, "InTurn", lambda **fields: InTurn(pause=scheduler.pause, **fields))
+    monkeypatch.setattr(several, "pause", lambda: scheduler.pause())
     return Sweep(new.root, lambda launcher: scheduler), scheduler
 
 

@@ -1,6 +1,6 @@
 #!/bin/bash
-# air: under PBS, with the supervisor of glmforge, which runs on the job's first node, starts the ranks
-# with ssh, and starts them again when something fails.
+# air: under PBS. The supervisor of glmforge runs on the job's first node, starts the ranks with
+# ssh, and starts them again when something fails.
 #
 #   glmforge jobs show air
 #
@@ -8,19 +8,15 @@
 
 #PBS -N air
 # A chunk for each node, with all of its ranks.
-#PBS -l select=3:ncpus=96:mpiprocs=8:ngpus=8:mem=64gb
-#PBS -l place=scatter:excl
-#PBS -l walltime=48:00:00
-#PBS -q gpu
-#PBS -A research
-#PBS -W depend=afterok:12:13,afterany:14
+#PBS -l select=2:ncpus=2:mpiprocs=2
+#PBS -l place=scatter
+#PBS -J 0-7
 # Whether the job may be started again under its number.
-#PBS -r y
+#PBS -r n
 #PBS -j oe
 
 set -eu
-# PBS itself shows what a job prints when it is over: this log can be followed. Slurm that takes jobs of PBS may not set
-# the variables of PBS.
+# PBS shows a job's output only when the job is over; this log can be followed. Slurm's qsub may not set PBS_JOBID.
 number=${PBS_JOBID:-$SLURM_JOB_ID}
 (umask 077 && touch -- /shared/jobs/air/scheduler-"${number%%.*}".log)
 exec >>/shared/jobs/air/scheduler-"${number%%.*}".log 2>&1
@@ -30,4 +26,5 @@ exec >>/shared/jobs/air/scheduler-"${number%%.*}".log 2>&1
 export PBS_NODEFILE
 
 cd -- '/shared/my work'
-exec /opt/python -m glmforge supervise /shared/jobs/air
+# Each task of the array is a job with a directory of its own.
+exec /opt/python -m glmforge supervise /shared/jobs/air-"${PBS_ARRAY_INDEX:-${PBS_ARRAYID:-$SLURM_ARRAY_TASK_ID}}"

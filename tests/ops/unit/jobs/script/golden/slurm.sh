@@ -1,14 +1,14 @@
 #!/bin/bash
-# air: under Slurm, with the supervisor of glmforge, which runs on the job's first node, starts the ranks
-# with srun, starts them again when something fails, and requeues the job when it has to give way.
+# air: under Slurm. The supervisor of glmforge runs on the job's first node, starts the ranks with srun,
+# starts them again when something fails, and requeues the job when it has to give way.
 #
 #   glmforge jobs show air
 #
 # Written by `glmforge launch`, which submits it from the job's directory.
 
 #SBATCH --job-name=air
-# As many as there are when it starts, and starts again: at least the first number, at most the second, spares included.
-# (With --ntasks-per-node Slurm would give the first number and no more.)
+# As many as are free: at least the first number, at most the second, spares included. (With --ntasks-per-node Slurm would
+# give the first number and no more.)
 #SBATCH --nodes=1-3
 #SBATCH --mincpus=96
 #SBATCH --gpus-per-node=8
@@ -18,8 +18,8 @@
 #SBATCH --partition=gpu
 #SBATCH --qos=high
 #SBATCH --account=research
-#SBATCH --exclusive
 #SBATCH --constraint='h200&nvme'
+#SBATCH --exclusive
 #SBATCH --nodelist=node001
 #SBATCH --exclude=node003,node007
 #SBATCH --dependency=afterok:12:13,afterany:14
@@ -36,10 +36,10 @@
 #SBATCH '--comment=it'"'"'s'
 
 set -eu
-# Slurm has made the log, and open to all.
+# Slurm makes the log readable for all users.
 chmod go= -- /shared/jobs/air/scheduler-*.log || true
-# From here on Slurm has not refused this start: without this file `glmforge jobs` says that it has. It is empty, so a full
-# disk hardly prevents it; a script that is run by hand, outside Slurm, changes nothing about it.
+# Slurm has not refused this start: without this file `glmforge jobs` says that it has. Made in Slurm jobs only; an error
+# here, such as a full disk, does not end the job.
 if [ -n "${SLURM_JOB_ID:-}" ]; then
   rm -f -- /shared/jobs/air/.script-ran-* || true
   (umask 077 && touch -- /shared/jobs/air/.script-ran-"$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}") || true

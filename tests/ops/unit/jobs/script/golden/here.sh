@@ -1,6 +1,6 @@
 #!/bin/bash
-# air: without a scheduler, with the supervisor of glmforge, which runs where this script does, starts the
-# ranks with local, and starts them again when something fails.
+# air: without a scheduler. The supervisor of glmforge starts the ranks with ssh, and
+# starts them again when something fails.
 #
 #   glmforge jobs show air
 #

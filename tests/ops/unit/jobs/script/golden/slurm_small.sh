@@ -1,6 +1,6 @@
 #!/bin/bash
-# air: under Slurm, with the supervisor of glmforge, which runs on the job's first node, starts the ranks
-# with srun, starts them again when something fails, and requeues the job when it has to give way.
+# air: under Slurm. The supervisor of glmforge runs on the job's first node, starts the ranks with srun,
+# starts them again when something fails, and requeues the job when it has to give way.
 #
 #   glmforge jobs show air
 #
@@ -16,10 +16,10 @@
 #SBATCH --output=scheduler-%j.log
 
 set -eu
-# Slurm has made the log, and open to all.
+# Slurm makes the log readable for all users.
 chmod go= -- /shared/jobs/air/scheduler-*.log || true
-# From here on Slurm has not refused this start: without this file `glmforge jobs` says that it has. It is empty, so a full
-# disk hardly prevents it; a script that is run by hand, outside Slurm, changes nothing about it.
+# Slurm has not refused this start: without this file `glmforge jobs` says that it has. Made in Slurm jobs only; an error
+# here, such as a full disk, does not end the job.
 if [ -n "${SLURM_JOB_ID:-}" ]; then
   rm -f -- /shared/jobs/air/.script-ran-* || true
   (umask 077 && touch -- /shared/jobs/air/.script-ran-"$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}") || true
