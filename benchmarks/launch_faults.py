@@ -34,7 +34,7 @@ from record import ROOT, write_result
 sys.path.insert(0, str(ROOT / "tests"))
 
 from glmforge.report.goodput import as_dict, goodput_of
-from glmforge_ops.dev.options import HEAD
+from glmforge_ops.dev.state import HEAD
 from helpers.chaos import small_disk
 from helpers.launch_faults import FAULTS
 from helpers.launched import Launched, launch, launch_cluster, small_run, unharmed

@@ -1,8 +1,8 @@
-"""Scripts and configurations from templates, in which nothing stands unquoted.
+"""Scripts and configurations from templates, in which every value is quoted.
 
-A value reaches a script only through a filter that makes it safe there: `word` and `words` (of a shell),
-`note` (a comment), `scalar` (YAML), `number`, `name` (checked by a pattern). What comes through none of them is an
-error, not a hole.
+A value reaches a script only through a filter that makes it safe there: `word` and `words` (of a shell), `note` (a
+comment), `scalar` (YAML), `number`, `name` (checked by a pattern), `quoted` (a path for ssh). A value without a filter
+is an error.
 """
 
 import math
@@ -25,7 +25,7 @@ class _Safe(str):
 
 
 def word(value: object) -> str:
-    """One word for a POSIX shell. What begins with a dash is an option all the same: put `--` before it."""
+    """One word for a POSIX shell. One that begins with a dash is still an option: put `--` before it."""
     return _Safe(shlex.quote(str(value)))
 
 
@@ -71,9 +71,8 @@ def _only_safe(value: object) -> object:
 
 
 def safe_environment(loader: jinja2.BaseLoader, *, sandboxed: bool = False) -> jinja2.Environment:
-    """Where templates are rendered. `sandboxed`: they are a stranger's, and reach nothing of Python's."""
-    kind = ImmutableSandboxedEnvironment if sandboxed else jinja2.Environment
-    environment = kind(
+    """Where templates are rendered. `sandboxed`: for templates of others, which reach nothing of Python's."""
+    environment = (ImmutableSandboxedEnvironment if sandboxed else jinja2.Environment)(
         loader=loader,
         undefined=jinja2.StrictUndefined,
         finalize=_only_safe,
@@ -83,13 +82,5 @@ def safe_environment(loader: jinja2.BaseLoader, *, sandboxed: bool = False) -> j
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.filters |= {
-        "word": word,
-        "words": words,
-        "name": name,
-        "note": note,
-        "quoted": quoted,
-        "number": number,
-        "scalar": scalar,
-    }
+    environment.filters |= {of.__name__: of for of in (word, words, name, note, quoted, number, scalar)}
     return environment

@@ -1,5 +1,6 @@
 """The example's corpus, killed at ten random moments, and on real clusters: always the same bytes. A huge line."""
 
+import importlib.util
 import json
 import os
 import random
@@ -11,7 +12,28 @@ import pytest
 from helpers.corpus import texts_of
 from helpers.corpus_runs import finished_tasks, published, run_to_its_end, run_until_killed
 from helpers.dev_cluster import slurm_cluster
-from helpers.examples import make_raw_corpus, pipeline_on
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def make_raw_corpus(directory: Path) -> None:
+    """The raw data of examples/corpus in `directory`."""
+    spec = importlib.util.spec_from_file_location("make_raw", EXAMPLES / "corpus" / "make_raw.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.make_raw(directory)
+
+
+def pipeline_on(raw: Path) -> Path:
+    """The example's pipeline file, reading `raw`; it lies beside it."""
+    text = (EXAMPLES / "corpus" / "pipeline.yaml").read_text(encoding="utf-8")
+    assert "runs/corpus/raw" in text
+    path = raw.with_name(raw.name + "-pipeline.yaml")
+    path.write_text(text.replace("runs/corpus/raw", str(raw)), encoding="utf-8")
+    return path
+
 
 pytestmark = pytest.mark.chaos
 

@@ -4,7 +4,6 @@ import json
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -31,11 +30,10 @@ def glmforge(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run([*GLMFORGE, *arguments], capture_output=True, text=True, check=False, timeout=LIMIT_S)
 
 
-@pytest.mark.parametrize("mode", ["namespaces", "plain"])
-def test_up_is_killed(short_path: Path, mode: str) -> None:
+def test_up_is_killed(short_path: Path) -> None:
     """At each of the moments that a file marks, it leaves a directory that the next `up` can use, and nothing else."""
     directory = short_path / "cluster"
-    command = ["up", "--directory", str(directory), "--nodes", "2", *(["--plain"] if mode == "plain" else [])]
+    command = ["up", "--directory", str(directory), "--nodes", "2"]
     moments = ["hosts", "log/head.host.log", "slurm/slurm.conf", "log/head.slurmctld.log", "log/node2.host.log"]
     for file in [*moments, "log/node2.slurmd.log"]:
         with subprocess.Popen([*GLMFORGE, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as up:
@@ -51,9 +49,8 @@ def test_up_is_killed(short_path: Path, mode: str) -> None:
 
 
 def test_a_job_that_loses_a_node_is_requeued_and_finishes(short_path: Path) -> None:
-    """Slurm finds out by itself; the accounts say what became of the job."""
-    install_slurm_or_skip(accounting=True)
-    options = DevOptions(nodes=3, gpus=2, slurmd_timeout_s=10, accounting=True)
+    """Slurm finds out by itself."""
+    options = DevOptions(nodes=3, gpus=2, slurmd_timeout_s=10)
     with development_cluster(short_path / "cluster", options) as dev:
         cluster = Cluster(dev)
         waits = 'if [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then sleep 600; fi; srun hostname'
@@ -66,13 +63,6 @@ def test_a_job_that_loses_a_node_is_requeued_and_finishes(short_path: Path) -> N
         assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1")
         assert sorted(log.read_text().split()[-2:]) == sorted({"node1", "node2", "node3"} - {lost})
         dev.heal(lost)
-        asks = ("sacct", "-P", "-n", "-X", "--duplicates", "-j", job, "-o", "State,AllocTRES")
-        deadline = time.monotonic() + LIMIT_S
-        while "COMPLETED" not in (accounts := cluster.run(*asks)):
-            assert time.monotonic() < deadline, accounts
-            time.sleep(0.2)  # the controller tells the accounts in its own time
-        assert "NODE_FAIL" in accounts
-        assert "gres/gpu=2" in accounts
         assert cluster.run("srun", "-N3", "hostname").split()
 
 
@@ -104,7 +94,7 @@ def test_two_ups_at_once(short_path: Path) -> None:
     assert glmforge("down", "--directory", str(short_path / "cluster")).returncode == 0
 
 
-@pytest.mark.parametrize(("which", "daemon"), [(0, "slurmctld of head"), (3, "slurmd of node1")])
+@pytest.mark.parametrize(("which", "daemon"), [(0, "slurmctld of head"), (1, "slurmd of node1")])
 def test_a_port_that_somebody_took_meanwhile(
     short_path: Path, monkeypatch: pytest.MonkeyPatch, which: int, daemon: str
 ) -> None:

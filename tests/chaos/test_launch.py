@@ -28,7 +28,7 @@ LAUNCHERS = {
     "local": ["--launcher", "local", "--ranks-per-node", "2", "--detach"],
     "ssh": ["--launcher", "ssh", "--hosts", "node[1-2]", "--nodes", "2", "--detach"],
     "slurm": SLURM,
-    "pbs": ["--launcher", "pbs", "--nodes", "2", "--starter", "srun"],
+    "pbs": ["--launcher", "pbs", "--nodes", "2", "--options", "pbs.yaml"],
 }
 
 
@@ -78,7 +78,9 @@ def test_every_launcher_runs_it_to_the_same_losses(
 ) -> None:
     if launcher == "pbs":
         install_or_skip(("qsub", "qstat", "pbsnodes"), ("slurm-wlm-torque",))
-    job = start(*LAUNCHERS[launcher], steps=FEW_STEPS)
+    (tmp_path / "pbs.yaml").write_text("starter: srun\n")
+    words = [str(tmp_path / word) if word == "pbs.yaml" else word for word in LAUNCHERS[launcher]]
+    job = start(*words, steps=FEW_STEPS)
     losses = job.finish()
     assert losses == unharmed(small_run(tiny_data, tmp_path / "whole", FEW_STEPS), tmp_path / "unharmed", RANKS)
     assert job.causes() == ["finished"]

@@ -92,7 +92,7 @@ def losses(run: Path) -> list[float]:
 def test_an_array_of_eight_with_a_throttle_and_a_table(work: Work, tiny_data: TinyData) -> None:
     write_run(tiny_data, work.directory, num_steps=10)
     options = ["--launcher", "slurm", "--name", "lr", "--cpus-per-task", "1", "--at-once", str(AT_ONCE)]
-    work.run("launch", "tiny.yaml", *PATIENCE, *options, "--sweep", "optim.lr=log(1e-3,3e-2,4)", "seed=1,2")
+    work.run("launch", "tiny.yaml", *PATIENCE, *options, "--sweep", "optim.lr=log(1e-3,3e-2,4)", "--sweep", "seed=1,2")
     most = 0
 
     def is_over() -> bool:
@@ -232,7 +232,7 @@ def test_a_submission_that_was_not_noted_is_adopted(work: Work, tiny_data: TinyD
     number = work.chain()["midtrain"]["id"]
     (work.directory / "jobs" / "life-midtrain" / "submissions.jsonl").unlink()
     told = work.ask("chain", "resume", "life")
-    assert f"midtrain: is {number}, as an earlier start had submitted it" in told.stderr, told
+    assert f"midtrain: was submitted before, as {number}" in told.stderr, told
     names = work.states("--format=%j")  # in place of states
     assert len(names) == 3
     work.run("chain", "cancel", "life")

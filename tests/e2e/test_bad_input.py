@@ -167,14 +167,6 @@ def test_missing_directories(glmforge, tmp_path: Path, command: str) -> None:
     assert_one_line(glmforge(*arguments), absent)
 
 
-def test_export_does_not_overwrite(glmforge, run: RunConfig, tmp_path: Path) -> None:
-    assert glmforge("train", write(run, tmp_path / "run.yaml"))[0] == 0
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.txt").write_text("precious")
-    assert_one_line(glmforge("export", run.output_dir, tmp_path / "out", "--force"), tmp_path / "out")
-    assert (tmp_path / "out" / "thesis.txt").read_text() == "precious"
-
-
 def test_a_diverged_run_stops_with_a_reason(glmforge, run: RunConfig, tmp_path: Path) -> None:
     path = write(run, tmp_path / "run.yaml")
     outcome = glmforge("train", path, "optim.lr=1e30", "optim.warmup_steps=0", "optim.grad_clip=null")

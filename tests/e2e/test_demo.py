@@ -15,32 +15,16 @@ from glmforge.recipes.demo import Demo, DemoOptions
 from helpers.prepared import programs
 
 SMALL = (
-    "model.hidden_size=64",
-    "model.num_hidden_layers=2",
-    "model.intermediate_size=128",
-    "model.moe_intermediate_size=32",
-    "model.n_routed_experts=8",
-    "model.num_experts_per_tok=2",
-    "phases.0.steps=24",
-    "phases.0.batch_size=8",
-    "phases.0.seq_len=64",
-    "phases.1.steps=8",
-    "phases.1.batch_size=8",
-    "phases.1.seq_len=64",
-    "optim.lr=2e-2",
-    "optim.warmup_steps=4",
-    "checkpoint.every_steps=4",
-    "observe.evaluate_every=16",
-    "observe.evaluate_tokens=4096",
+    *("model.hidden_size=64", "model.num_hidden_layers=2", "model.intermediate_size=128"),
+    *("model.moe_intermediate_size=32", "model.n_routed_experts=8", "model.num_experts_per_tok=2", "phases.0.steps=24"),
+    *("phases.0.batch_size=8", "phases.0.seq_len=64", "phases.1.steps=8", "phases.1.batch_size=8"),
+    *("phases.1.seq_len=64", "optim.lr=2e-2", "optim.warmup_steps=4", "checkpoint.every_steps=4"),
+    *("observe.evaluate_every=16", "observe.evaluate_tokens=4096"),
 )
 
 SMALL_SFT = (
-    "phases.0.steps=8",
-    "optim.warmup_steps=2",
-    "checkpoint.every_steps=4",
-    "observe.evaluate_every=4",
-    "observe.evaluate_tokens=4096",
-    "observe.samples.held_out=4",
+    *("phases.0.steps=8", "optim.warmup_steps=2", "checkpoint.every_steps=4", "observe.evaluate_every=4"),
+    *("observe.evaluate_tokens=4096", "observe.samples.held_out=4"),
 )
 
 
@@ -82,14 +66,8 @@ def test_the_whole_story(corpus: Path, tmp_path: Path, monkeypatch: pytest.Monke
     assert page.count("<svg") >= 5
     story = console.export_text()
     for stage in (
-        "Gather a corpus",
-        "killed with SIGKILL",
-        "bits per byte",
-        "Fine-tune on conversations",
-        "held-out questions",
-        "transformers loads it",
-        "glmforge chat",
-        "glmforge checkpoint show",
+        *("Gather a corpus", "killed with SIGKILL", "bits per byte", "Fine-tune on conversations"),
+        *("held-out questions", "transformers loads it", "glmforge chat", "glmforge checkpoint show"),
     ):
         assert stage in story, stage
 

@@ -6,22 +6,8 @@ from random import Random
 from fuzz.format import Mutator
 
 NUMBERS = (
-    0,
-    1,
-    -1,
-    2**7,
-    2**8,
-    2**15,
-    2**16,
-    2**31 - 1,
-    2**31,
-    2**32,
-    2**53,
-    2**63 - 1,
-    2**63,
-    2**64,
-    -(2**63),
-    10**30,
+    *(0, 1, -1, 2**7, 2**8, 2**15, 2**16, 2**31 - 1, 2**31, 2**32),
+    *(2**53, 2**63 - 1, 2**63, 2**64, -(2**63), 10**30),
 )
 
 TOKENS = (
@@ -29,17 +15,8 @@ TOKENS = (
     *(b"NaN", b"-Infinity", b"1e999", b"1e-999", b"0x10", b"null", b"true", b'""', b"[]", b"{}", b"[[]]", b"-0.0"),
     *(b"{", b"}", b"[", b"]", b",", b":", b'"', b"'", b"\\", b"\\u0000", b'"\\ud800"', b"#", b"%", b"&a", b"*a", b"!"),
     *(
-        b"\0",
-        b"\r",
-        b"\n",
-        b"\n\n",
-        b"\t",
-        b"\x1b[31m",
-        b"\xff",
-        b"\xfe\xff",
-        b"\xef\xbb\xbf",
-        b"\xc0\x80",
-        b"\xed\xa0\x80",
+        *(b"\0", b"\r", b"\n", b"\n\n", b"\t", b"\x1b[31m", b"\xff", b"\xfe\xff", b"\xef\xbb\xbf"),
+        *(b"\xc0\x80", b"\xed\xa0\x80"),
     ),
     *("\u2028 \u202e \U0001f600 e\u0301 \ufeff \u0130".encode().split(b" ")),
     *(b"../../../../etc/passwd", b"/dev/zero", b"/dev/stdin", b"/proc/self/mem", b"~", b"$HOME", b"%s%n", b"."),

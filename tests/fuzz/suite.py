@@ -2,7 +2,7 @@
 
 from fuzz.run import format_modules, load_format, run_cases, share
 
-CASES_IN_MAKE_TEST = 1000  # of all formats together
+CASES_IN_MAKE_TEST = 500  # of all formats together
 SEED = 0
 
 

@@ -73,19 +73,8 @@ _TOKENS = tuple(
             "is",
         ),
         *(
-            "messages",
-            "message",
-            "content",
-            "0",
-            "1e999",
-            "'",
-            '"',
-            "*",
-            "**",
-            "%",
-            "[::-1]",
-            "loop.index0",
-            ".items()",
+            *("messages", "message", "content", "0", "1e999", "'", '"', "*", "**", "%", "[::-1]"),
+            *("loop.index0", ".items()"),
         ),
         *("|list", "|map('upper')", "|replace('', 'aaaaaaaa')", "{% break %}", "{{ raise_exception('x\ny') }}"),
     )
@@ -154,10 +143,6 @@ _BOMBS = {
     "include": "{% include '/etc/passwd' %}",
     "modulo_of_nothing": "{{ 1 % 0 }}{{ 1 // 0 }}",
 }
-
-
-def _plant(directory: Path, text: str) -> None:
-    (directory / "template.jinja").write_text(text)
 
 
 FORMAT = Format(

@@ -4,7 +4,6 @@ Somebody who sends a checkpoint sends its manifest, too. So where something else
 anew over it, and what is tried is the reading behind the checksums. What `verify` calls whole must then load.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -98,10 +97,6 @@ def _overlapping(directory: Path) -> None:
     tensor = metadata.state_dict_metadata["model.weight"]
     tensor.chunks.append(tensor.chunks[0])  # type: ignore[union-attr]
     write_metadata(path, metadata)
-
-
-def _plant(directory: Path, plant: Callable[[Path, Path], None]) -> None:
-    plant(checkpoint_path(directory, _STEP), directory / "marker")
 
 
 FORMAT = Format(

@@ -7,7 +7,7 @@ from fuzz import planted
 from fuzz.cases import Original
 from fuzz.format import Format
 from fuzz.mutate import byte_mutator
-from fuzz.run import Tally, run_cases, share
+from fuzz.run import Tally, run_cases
 from fuzz.trees import json_mutator, yaml_mutator
 
 EXPECTED = {
@@ -66,10 +66,6 @@ def test_mutators_damage_most_of_the_time() -> None:
     ]:
         changed = [mutator(content, random.Random(seed)) for seed in range(500)]
         assert len(set(changed)) > 250
-
-
-def test_shares_make_the_whole() -> None:
-    assert [share(10, 4, part) for part in range(4)] == [3, 3, 2, 2]
 
 
 def test_tallies_add_up() -> None:

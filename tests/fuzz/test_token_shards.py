@@ -66,10 +66,6 @@ _BOMBS = {
 }
 
 
-def _plant(directory: Path, data: bytes) -> None:
-    (directory / "text.idx").write_bytes(data)
-
-
 FORMAT = Format(
     name="token_shards",
     write=write,

@@ -37,16 +37,8 @@ RAW = (
 TEXTS = (
     *("", " ", "null", "true", "0", "nan", "None", "a\nb", "\0", "\x1b[2J", "\u2028", "\u202e", "é" * 3, "x" * 10_000),
     *(
-        "../..",
-        "/",
-        "/dev/zero",
-        "/dev/stdin",
-        "/proc/self/mem",
-        "~root",
-        "default",
-        "yarn",
-        "bfloat16",
-        "float8_e4m3fn",
+        *("../..", "/", "/dev/zero", "/dev/stdin", "/proc/self/mem", "~root", "default", "yarn"),
+        *("bfloat16", "float8_e4m3fn"),
     ),
     *("model", "self", "__class__", "{0.__class__}", "%s", "\U0001f600", "\ufeff", "." * 300),
 )
@@ -66,17 +58,8 @@ def yaml_mutator() -> Mutator:
 
 _YAML_TOKENS = (
     *(
-        b"&a ",
-        b"*a",
-        b"&a [*a]",
-        b"&a {<<: *a}",
-        b"<<: {a: 1}\n",
-        b"? ",
-        b"- ",
-        b": ",
-        b"| \n",
-        b">-\n",
-        b"!!binary aaaa",
+        *(b"&a ", b"*a", b"&a [*a]", b"&a {<<: *a}", b"<<: {a: 1}\n", b"? ", b"- ", b": ", b"| \n"),
+        *(b">-\n", b"!!binary aaaa"),
     ),
     *(b"!!int ", b"!!float ", b"!!set {a}", b"!!omap [a: 1]", b"!!timestamp 2001-01-01", b"!!str ", b"!!null x", b"! "),
     *(
@@ -87,20 +70,8 @@ _YAML_TOKENS = (
         b"\n---\n",
     ),
     *(
-        b"@",
-        b"`",
-        b"\t",
-        b"\n\t",
-        b"''",
-        b'"\\x"',
-        b"0o777",
-        b"1:30",
-        b"12e400",
-        b".inf",
-        b".nan",
-        b"1_000",
-        b"=",
-        b"\n  ",
+        *(b"@", b"`", b"\t", b"\n\t", b"''", b'"\\x"', b"0o777", b"1:30", b"12e400", b".inf", b".nan", b"1_000"),
+        *(b"=", b"\n  "),
     ),
 )
 

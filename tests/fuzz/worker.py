@@ -85,17 +85,8 @@ _CHANGES_FILES = {
 }
 _RUNS_CODE = {"exec", "compile", "pickle.find_class", "ctypes.dlopen"}
 _NEVER = (
-    "os.system",
-    "subprocess.",
-    "os.exec",
-    "os.posix_spawn",
-    "os.spawn",
-    "os.fork",
-    "pty.",
-    "socket.connect",
-    "socket.bind",
-    "urllib.",
-    "os.putenv",
+    *("os.system", "subprocess.", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "pty.", "socket.connect"),
+    *("socket.bind", "urllib.", "os.putenv"),
 )
 
 

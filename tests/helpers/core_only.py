@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 _HIDDEN = "HIDDEN_MODULES"
-_NAME = re.compile(r"\s*([\w.-]+)(?:\[([\w.,\s-]+)\])?")
 
 
 def hidden_modules() -> list[str]:

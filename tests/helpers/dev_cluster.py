@@ -22,7 +22,7 @@ import pytest
 
 from glmforge.runtime.process import ProcessIdentity
 from glmforge_ops.dev import DevCluster, DevOptions, development_cluster
-from glmforge_ops.dev.packages import namespaces_refusal, needed
+from glmforge_ops.dev.hosts import namespaces_refusal, needed
 from helpers.packages import install_or_skip
 
 NUM_NODES, GPUS_PER_NODE, CPUS_PER_NODE = 2, 2, 4
@@ -131,15 +131,15 @@ def began_at(process: ProcessIdentity | None) -> float:
     return booted + process.began / os.sysconf("SC_CLK_TCK")
 
 
-def install_slurm_or_skip(*, accounting: bool = False) -> None:
+def install_slurm_or_skip() -> None:
     """Skip the test, saying what is missing, where Slurm cannot be had."""
-    programs = needed(slurm=True, accounting=accounting, namespaces=False, ssh=False)
+    programs = needed(slurm=True, hosts=False)
     install_or_skip(tuple(programs), tuple(programs.values()))
 
 
 def hosts_or_skip() -> None:
     """Skip the test, saying what is missing, where there can be no hosts in namespaces."""
-    programs = needed(slurm=False, accounting=False, namespaces=True, ssh=True)
+    programs = needed(slurm=False, hosts=True)
     install_or_skip(tuple(programs), tuple(programs.values()))
     if (refusal := namespaces_refusal()) is not None:
         pytest.skip(f"hosts in namespaces of their own: {refusal}")

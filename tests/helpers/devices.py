@@ -19,11 +19,7 @@ NEEDS_GPU = [
 
 def on(device: str, *values: Any) -> Any:
     """One set of parameters, `device` first."""
-    marks = [
-        pytest.mark.gpu,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine"),
-    ]
-    return pytest.param(device, *values, marks=marks if device == "cuda" else [])
+    return pytest.param(device, *values, marks=NEEDS_GPU if device == "cuda" else [])
 
 
 DEVICES = [on("cpu"), on("cuda")]

@@ -19,7 +19,7 @@ import pynvml
 import pytest
 
 from glmforge.config.cluster import ClusterConfig
-from glmforge_ops.health.checks.check import Facts, Gather
+from glmforge_ops.health.checks.check import Facts, Gather, Outcome
 from glmforge_ops.health.checks.node import ROOT
 
 GIB = 1 << 30
@@ -43,7 +43,6 @@ class FakeNode:
         self.shm_total, self.shm_free = 64 * GIB, 64 * GIB
         self.cpus = 4
         self.skew_s = 0.0
-        self.glibc = "glibc 2.35"
         self.while_waiting: Callable[[], object] = lambda: None
         self.gpus: dict[str, str] = {}
         (root / "bin").mkdir(parents=True)
@@ -104,7 +103,7 @@ class FakeNode:
         yield
         setattr(self, name, before)
 
-    def gather(self, functions: list[Gather], cluster: ClusterConfig) -> dict[Gather, Facts | str]:
+    def gather(self, functions: list[Gather], cluster: ClusterConfig) -> dict[Gather, Facts | Outcome]:
         """What these functions find out."""
         self.write("nvml", "\n".join(f"{key} {value}" for key, value in self.gpus.items()))
         environment = {ROOT: str(self.root), "PATH": str(self.root / "bin"), "FAKE_NVML_STATE": str(self.root / "nvml")}
@@ -118,7 +117,6 @@ class FakeNode:
             mock.patch.multiple(pynvml, nvmlLib=library, _nvmlGetFunctionPointer_cache={}),
             mock.patch("os.statvfs", return_value=shm),
             mock.patch("os.sched_getaffinity", return_value=set(range(self.cpus))),
-            mock.patch("os.confstr", return_value=self.glibc),
             mock.patch("time.sleep", side_effect=lambda seconds: self.while_waiting()),
         ):
             return {function: function(settings) | {"clock": clock} for function in functions}

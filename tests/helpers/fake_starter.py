@@ -109,7 +109,6 @@ class FakeAllocation:
     ours: bool = True
     again: bool = False
     """The scheduler has queued the job again."""
-    end: datetime | None = None
     down: range = range(0)
     asked: int = 0
 
@@ -130,9 +129,6 @@ class FakeAllocation:
 
     def queued_again(self) -> bool:
         return self.again
-
-    def ends(self) -> datetime | None:
-        return self.end
 
     def requeue(self, without: Iterable[str]) -> None:
         self.requeued.append(list(without))

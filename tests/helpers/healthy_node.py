@@ -23,17 +23,13 @@ PYTHON = {
 }
 MEMINFO = """MemTotal: {total} kB
 MemFree: 900000000 kB
-MemAvailable: {available} kB
-SwapTotal: 8388608 kB
-SwapFree: {swap_free} kB"""
+MemAvailable: {available} kB"""
 LIMITS = """Limit                     Soft Limit           Hard Limit           Units
-Max core file size        {core}                    unlimited            bytes
 Max processes             {processes}              {processes}              processes
 Max open files            {files}              1048576              files
 Max locked memory         {locked}            unlimited            bytes"""
 CHRONY = """Reference ID    : 0A000001 (10.0.0.1)
 Stratum         : 3
-System time     : {offset:.9f} seconds slow of NTP time
 Leap status     : {leap}"""
 QOS = """DCBX mode: OS controlled
 Priority trust state: {trust}
@@ -43,16 +39,16 @@ PFC configuration:
 	buffer      0   0   0   1   0   0   0   0"""
 
 
-def meminfo(total: int = 1056000000, available: int = 1010000000, swap_free: int = 8388608) -> str:
-    return MEMINFO.format(total=total, available=available, swap_free=swap_free)
+def meminfo(total: int = 1056000000, available: int = 1010000000) -> str:
+    return MEMINFO.format(total=total, available=available)
 
 
-def limits(core: object = 0, processes: int = 4123456, files: int = 1048576, locked: object = "unlimited") -> str:
-    return LIMITS.format(core=core, processes=processes, files=files, locked=locked)
+def limits(processes: int = 4123456, files: int = 1048576, locked: object = "unlimited") -> str:
+    return LIMITS.format(processes=processes, files=files, locked=locked)
 
 
-def chrony(offset: float = 0.000012, leap: str = "Normal") -> str:
-    return CHRONY.format(offset=offset, leap=leap)
+def chrony(leap: str = "Normal") -> str:
+    return CHRONY.format(leap=leap)
 
 
 def qos(trust: str = "dscp", enabled: str = "0   0   0   1   0   0   0   0") -> str:
@@ -91,12 +87,8 @@ def _gpus(node: FakeNode) -> None:
     values = {
         "name": MODEL,
         "temperature": 31,
-        "temperature_slowdown": 92,
-        "temperature_memory": 42,
         "power_limit": 700000,
         "power_default": 700000,
-        "clock": 1980,
-        "clock_max": 1980,
         "clock_application": 1980,
         "clock_default": 1980,
         "utilization": 0,
@@ -130,8 +122,6 @@ def _pci(node: FakeNode, address: str, device_class: str, vendor: str) -> None:
         "max_link_width": 16,
         "current_link_speed": "32.0 GT/s PCIe",
         "max_link_speed": "32.0 GT/s PCIe",
-        "aer_dev_fatal": "DLP 0\nTOTAL_ERR_FATAL 0",
-        "aer_dev_nonfatal": "DLP 0\nTOTAL_ERR_NONFATAL 0",
     }
     for name, value in values.items():
         node.write(f"{here}/{name}", value)
@@ -156,10 +146,8 @@ def _card(node: FakeNode, index: int, layer: str) -> None:
         "rate": "400 Gb/sec (4X NDR)",
         "sm_lid": "0x0" if is_ethernet else "0x1",
         "counters/symbol_error": 0,
-        "counters/link_downed": 1,
         "counters/port_rcv_errors": 3,
     }
-    node.write(f"{here}/fw_ver", "28.39.1002")
     for key, value in port.items():
         node.write(f"{here}/ports/1/{key}", value)
     node.tool("ibv_devinfo", ("-d", "hca_id: mlx5\n\tport: 1\n\t\tactive_mtu: 4096 (5)"))
@@ -176,20 +164,13 @@ def _ethernet(node: FakeNode, index: int, here: str, device: str) -> None:
     for side in ("np", "rp"):
         for priority in range(8):
             node.write(f"{device}/net/{interface}/ecn/roce_{side}/enable/{priority}", int(priority == 3))
-    node.write(f"{here}/ports/1/gid_attrs/types/0", "IB/RoCE v1")
-    node.write(f"{here}/ports/1/gids/0", "fe80:0000:0000:0000:0000:0000:0000:0001")
-    node.write(f"{here}/ports/1/gid_attrs/types/1", "RoCE v2")
-    node.write(f"{here}/ports/1/gids/1", "0000:0000:0000:0000:0000:ffff:0a00:0001")
-    node.write(f"{here}/tc/1/traffic_class", "Global tclass=106")
     node.tool("mlnx_qos", ("-i", qos()))
 
 
 def _machine(node: FakeNode) -> None:
     files = {
-        "/sys/devices/system/edac/mc/mc0/ce_count": 2,
         "/sys/devices/system/edac/mc/mc0/ue_count": 0,
         "/proc/sys/kernel/osrelease": "5.15.0-105-generic",
-        "/proc/sys/kernel/core_pattern": "core",
         "/etc/os-release": 'NAME="Ubuntu"\nID=ubuntu\nVERSION_ID="22.04"',
         "/proc/uptime": "900000.00 3500000.00",
         "/proc/loadavg": "0.52 0.40 0.33 1/900 4242",

@@ -13,9 +13,7 @@ from pathlib import Path
 
 from glmforge.checkpoint.format.store import list_checkpoints
 from glmforge.errors import HostError
-from glmforge_ops.dev.options import HEAD
-from glmforge_ops.dev.packages import find
-from helpers.launched import LIMIT_S, Launched
+from helpers.launched import Launched
 
 Mend = Callable[[], None]
 
@@ -71,33 +69,6 @@ def _fail(job: Launched, node: str) -> Mend:
     return lambda: dev.heal(node)
 
 
-def kill_controller(job: Launched) -> None:
-    dev = job.cluster.dev
-    old = dev.run(HEAD, "pidof", "slurmctld").stdout.split()
-    dev.run(HEAD, "kill", "-KILL", *old)
-    _wait(lambda: not set(old) & set(dev.run(HEAD, "pidof", "slurmctld", check=False).stdout.split()))
-
-
-def start_controller(job: Launched) -> None:
-    dev = job.cluster.dev
-    dev.run(HEAD, find("slurmctld") or "slurmctld", "-f", str(dev.places.slurm_conf))
-    _wait(lambda: "UP" in _ask(job, "scontrol", "ping"))
-
-
-def start_slurmd(job: Launched, node: str) -> None:
-    dev = job.cluster.dev
-    dev.run(node, find("slurmd") or "slurmd", "-N", node, "-f", str(dev.places.slurm_conf))
-
-
-def has_slurmd(job: Launched, node: str) -> bool:
-    """Whether the host is up, and it runs there."""
-    return job.is_up(node) and bool(slurmd_of(job, node))
-
-
-def slurmd_of(job: Launched, node: str) -> list[str]:
-    return job.cluster.dev.run(node, "pidof", "slurmd", check=False).stdout.split()
-
-
 def preempt(job: Launched) -> Mend:
     """By a more urgent job on all nodes, which is over at once."""
     size = [f"--nodes={len(job.cluster.dev.nodes)}", "--exclusive", "--output=/dev/null"]
@@ -134,17 +105,6 @@ def flip_a_bit(file: Path) -> None:
         byte = opened.read(1)[0]
         opened.seek(middle)
         opened.write(bytes([byte ^ 1]))
-
-
-def _ask(job: Launched, *command: str) -> str:
-    return job.cluster.dev.run(HEAD, *command, check=False).stdout
-
-
-def _wait(reached: Callable[[], object]) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)  # looks at what other processes have done; the outcome does not depend on it
 
 
 _KILLED = frozenset({"machine"})

@@ -24,7 +24,7 @@ from glmforge.config import RunConfig, dump_config
 from glmforge.observe.job_records import AttemptDirectory, JobDirectory, RankRecord
 from glmforge.observe.record_files import read_jsonl
 from glmforge_ops.dev import DevOptions, development_cluster
-from glmforge_ops.dev.options import HEAD
+from glmforge_ops.dev.state import HEAD
 from helpers.dev_cluster import Cluster, hosts_or_skip, install_slurm_or_skip
 from helpers.job import start_job
 from helpers.tiny_data import TinyData
@@ -121,11 +121,6 @@ class Launched:
     def events(self, name: str) -> list[dict[str, Any]]:
         """Of the job, of this kind."""
         return [event for event in self.files.read_events() if event["event"] == name]
-
-    def run_events(self, name: str) -> list[dict[str, Any]]:
-        """Of the training run."""
-        path = self.config.output_dir / "events.jsonl"
-        return [event for event in read_jsonl(path) if event["event"] == name] if path.exists() else []
 
     @property
     def step(self) -> int:

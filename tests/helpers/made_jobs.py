@@ -16,7 +16,6 @@ from glmforge.observe.job_records import (
     RankRecord,
     Submission,
     Verdict,
-    utc_now,
 )
 from glmforge_ops.jobs.new_job import create_job
 from glmforge_ops.jobs.schedulers.base import Seen, State
@@ -121,7 +120,7 @@ class MadeScheduler:
     def cancel(self, submission: str) -> None:
         self._answer()
         self.cancelled.append(submission)
-        self.know(submission, State.CANCELLED, ended=utc_now())
+        self.know(submission, State.CANCELLED)
 
     def release(self, submission: str) -> None:
         self._answer()

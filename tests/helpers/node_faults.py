@@ -74,15 +74,6 @@ def _stale_rank(node: FakeNode) -> Iterator[None]:
 
 
 @contextmanager
-def _zombies(node: FakeNode) -> Iterator[None]:
-    for pid in range(2000, 2060):
-        process(node, pid, 50, "python", state="Z")
-    yield
-    for pid in range(2000, 2060):
-        process(node, pid, 50, "python")
-
-
-@contextmanager
 def _stuck(node: FakeNode) -> Iterator[None]:
     process(node, 800, 1, "ls /shared", state="D")
     yield
@@ -133,13 +124,10 @@ FAULTS = [
     _fault("ECC of a GPU is off", _driver(ecc=0), "gpu.ecc-mode"),
     _fault("a remapped row waits for a reset", _driver(rows_pending=1), "gpu.remapped-rows"),
     _fault("a row could not be remapped", _driver(rows_failed=1), "gpu.remapped-rows"),
-    _fault("many rows were remapped", _driver(rows_uncorrectable=9), "gpu.remapped-count"),
     _fault("hardware lowers a GPU's clocks", _driver(throttle=0x88), "gpu.throttle"),
     _fault("heat lowers a GPU's clocks", _driver(throttle=0x20), "gpu.throttle"),
     _fault("application clocks were lowered", _driver(clock_application=1200), "gpu.clocks"),
-    _fault("a busy GPU's clock is low", _driver(clock=900, utilization=100), "gpu.busy-clock"),
     _fault("a GPU is hot", _driver(temperature=88), "gpu.temperature"),
-    _fault("a GPU's memory is hot", _driver(temperature_memory=96), "gpu.memory-temperature"),
     _fault("a GPU's power limit was lowered", _driver(power_limit=400000), "gpu.power"),
     _fault("persistence mode is off", _driver(persistence=0), "gpu.persistence"),
     _fault("an ended job's process holds a GPU", _gpu_held, "gpu.processes"),
@@ -157,7 +145,6 @@ FAULTS = [
         _file("/sys/devices/pci0000:00/0000:2b:00.1/max_link_speed", "16.0 GT/s PCIe"),
         "pcie.speed",
     ),
-    _fault("a fatal error on PCIe", _file(f"{_GPU}/aer_dev_fatal", "DLP 1\nTOTAL_ERR_FATAL 1"), "pcie.errors"),
     _fault("another driver", _file("/sys/module/nvidia/version", "550.54.14"), "versions.driver-equal"),
     _fault("torch for another CUDA", _python(cuda="12.6"), "versions.cuda-equal"),
     _fault("another NCCL", _python(packages={"nvidia-nccl-cu12": "2.27.5"}), "versions.nccl-equal"),
@@ -166,7 +153,6 @@ FAULTS = [
     _fault("another Python", _python(python="3.12.1"), "versions.python-equal"),
     _fault("another kernel", _file("/proc/sys/kernel/osrelease", "5.15.0-91-generic"), "versions.kernel-equal"),
     _fault("another system", _file("/etc/os-release", "ID=ubuntu\nVERSION_ID=20.04"), "versions.os-equal"),
-    _fault("an old glibc", _attribute("glibc", "glibc 2.17"), "versions.glibc-minimum"),
     _fault("no torch", _python(packages={"torch": None}), "versions.installed"),
     _fault("no Python", lambda node: node.tool_instead("python3"), "versions.python-runs"),
     _fault("a package of another version", _python(packages={"numpy": "1.26.4"}), "versions.expected"),
@@ -177,9 +163,7 @@ FAULTS = [
         "infiniband.state",
     ),
     _fault("a slow link", _file(f"{_PORT}/rate", "200 Gb/sec (4X HDR)"), "infiniband.rate"),
-    _fault("other firmware", _file("/sys/class/infiniband/mlx5_1/fw_ver", "28.36.2050"), "infiniband.firmware"),
     _fault("errors grow on a link", _errors_grow, "infiniband.errors"),
-    _fault("a link was lost often", _file(f"{_PORT}/counters/link_downed", 40), "infiniband.link-downed"),
     _fault("no subnet manager", _file(f"{_PORT}/sm_lid", "0x0"), "infiniband.subnet-manager"),
     _fault("a small MTU", _tool("ibv_devinfo", "\t\tactive_mtu: 2048 (4)"), "infiniband.mtu"),
     _fault(
@@ -190,18 +174,14 @@ FAULTS = [
     _fault("a clock an hour ahead", _attribute("skew_s", 3600.0), "clock.skew"),
     _fault("a clock five seconds behind", _attribute("skew_s", -5.0), "clock.skew"),
     _fault("a clock that nobody keeps", _tool("chronyc", chrony(leap="Not synchronised")), "clock.synchronised"),
-    _fault("a clock off its server", _tool("chronyc", chrony(offset=0.8)), "clock.offset"),
     _fault("a rank of an ended job", _stale_rank, "processes.stale"),
     _fault("a process stuck in the kernel", _stuck, "processes.stuck"),
-    _fault("zombies", _zombies, "processes.zombies"),
     _fault("a busy node", _file("/proc/loadavg", "9.52 4.40 1.33 1/900 4242"), "processes.load"),
     _fault(
         "a memory module is off", _file("/proc/meminfo", meminfo(total=990000000, available=950000000)), "memory.total"
     ),
     _fault("memory is taken", _file("/proc/meminfo", meminfo(available=300000000)), "memory.available"),
-    _fault("memory was swapped out", _file("/proc/meminfo", meminfo(swap_free=2097152)), "memory.swap"),
     _fault("an uncorrected memory error", _file("/sys/devices/system/edac/mc/mc0/ue_count", 1), "memory.errors"),
-    _fault("many corrected memory errors", _file("/sys/devices/system/edac/mc/mc0/ce_count", 5000), "memory.corrected"),
     _fault(
         "a small /dev/shm", _all(_attribute("shm_total", GIB // 16), _attribute("shm_free", GIB // 16)), "memory.shm"
     ),
@@ -211,29 +191,16 @@ FAULTS = [
     _fault("few open files", _file("/proc/self/limits", limits(files=1024)), "limits.files"),
     _fault("few processes", _file("/proc/self/limits", limits(processes=4096)), "limits.processes"),
     _fault("little locked memory", _file("/proc/self/limits", limits(locked=65536)), "limits.locked-memory"),
-    _fault("large core files", _file("/proc/self/limits", limits(core="unlimited")), "limits.core-files"),
 ]
 
 EVERYWHERE = [
-    _fault("an old driver", _file("/sys/module/nvidia/version", "470.82.01"), "versions.driver-minimum"),
-    _fault("torch for an old CUDA", _python(cuda="11.8"), "versions.cuda-minimum"),
-    _fault("an old NCCL", _python(packages={"nvidia-nccl-cu12": "2.9.6"}), "versions.nccl-minimum"),
-    _fault("an old torch", _python(packages={"torch": "2.9.1+cu128"}), "versions.torch-minimum"),
-    _fault("an old Python", _python(python="3.9.2"), "versions.python-minimum"),
-    _fault("an old kernel", _file("/proc/sys/kernel/osrelease", "3.10.0-1160"), "versions.kernel-minimum"),
     _fault("no network card at all", _no_cards, "infiniband.devices"),
 ]
 
 _INTERFACE = "/sys/class/net/eth1"
 ROCE = [
-    _fault("no address of RoCE v2", _file(f"{_PORT}/gid_attrs/types/1", "IB/RoCE v1"), "roce.gids"),
     _fault("no priority is lossless", _tool("mlnx_qos", qos(enabled="0   0   0   0   0   0   0   0")), "roce.lossless"),
     _fault("priorities by VLAN", _tool("mlnx_qos", qos(trust="pcp")), "roce.lossless"),
     _fault("congestion marks are not answered", _file(f"{_INTERFACE}/ecn/roce_np/enable/3", 0), "roce.congestion"),
-    _fault(
-        "another traffic class",
-        _file("/sys/class/infiniband/mlx5_1/tc/1/traffic_class", "Global tclass=0"),
-        "roce.traffic-class",
-    ),
     _fault("a small MTU of the interface", _file(f"{_INTERFACE}/mtu", 1500), "roce.mtu"),
 ]

@@ -13,8 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from glmforge_ops.dev import DevCluster
-from glmforge_ops.dev.host_processes import wait_until
-from glmforge_ops.dev.sshd import LISTENING, key_file
+from glmforge_ops.dev.hosts import wait_until
 from helpers.packages import install_or_skip
 from helpers.planted_faults import PlantedFault
 
@@ -93,7 +92,7 @@ def other_host_key(node: Node) -> Iterator[None]:
     """As after a machine was put in its place: the server has another key."""
     new = node.directory / f"{node.name}-key"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(new)], check=True)
-    with node.over(key_file(node.cluster.places, node.name), new):
+    with node.over(node.cluster.places.host_key(node.name), new):
         _restart_sshd(node)
         try:
             yield
@@ -107,7 +106,7 @@ def _restart_sshd(node: Node) -> None:
     log = node.cluster.places.log(node.name, "sshd")
     before = log.stat().st_size
     node.shell("kill -HUP $(cat /run/sshd.pid)")
-    wait_until(lambda: LISTENING in log.read_bytes()[before:], _RESTART_S, f"{node.name}: no ssh server")
+    wait_until(lambda: b"Server listening on" in log.read_bytes()[before:], _RESTART_S, f"{node.name}: no ssh server")
 
 
 @contextmanager

@@ -17,7 +17,8 @@ from glmforge_ops.jobs.ranks.assignment import Assignment
 
 given = json.loads(Path(sys.argv[1]).read_text())
 starter, ssh = given.pop("starter"), given.pop("ssh")
-kind = getattr(importlib.import_module(f"glmforge_ops.jobs.starters.{starter}"), f"{starter.title()}Starter")
+room = "srun" if starter == "srun" else "nodes"
+kind = getattr(importlib.import_module(f"glmforge_ops.jobs.starters.{room}"), f"{starter.title()}Starter")
 starter = kind() if ssh is None else kind(Ssh.of_command(ssh))
 attempt = AttemptDirectory(Path(given.pop("directory")))
 running = starter.start(attempt, Assignment(**given))

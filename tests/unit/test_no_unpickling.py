@@ -70,18 +70,9 @@ def test_no_module_unpickles() -> None:
 @pytest.mark.parametrize(
     "planted",
     [
-        "import pickle",
-        "import pickle as p",
-        "from pickle import loads",
-        "import dill.source",
-        "torch.load(path, weights_only=True)",
-        "from torch import load",
-        "yaml.load(text)",
-        "np.load(path, allow_pickle=True)",
-        "np.load(path, allow_pickle=flag)",
-        "eval(text)",
-        "AutoModel.from_pretrained(d, trust_remote_code=True)",
-        "AutoModel.from_pretrained(d)",
+        *("import pickle", "from pickle import loads", "torch.load(path, weights_only=True)", "from torch import load"),
+        *("yaml.load(text)", "np.load(path, allow_pickle=True)", "eval(text)"),
+        *("AutoModel.from_pretrained(d, trust_remote_code=True)", "AutoModel.from_pretrained(d)"),
     ],
 )
 def test_a_planted_one_would_be_found(planted: str) -> None:

@@ -6,14 +6,19 @@ Command modules import what is heavy (torch above all) inside their functions, s
 import errno
 import io
 import logging
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
+from typing import Any
 
 import typer
 from rich.console import Console, ConsoleRenderable
 from rich.logging import RichHandler
 from rich.text import Text
 from rich.traceback import Traceback
+from typer.core import TyperGroup
 
 from glmforge import __version__
 from glmforge.cli import (
@@ -41,8 +46,61 @@ from glmforge.runtime.cores import limit_spinning
 
 _ops = import_module("glmforge_ops.cli.commands")  # asked for by name: no room imports operations
 
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+"""Click's, of the click that typer was installed with or of the one that newer versions of it contain."""
+
+
+class OneLineErrors(TyperGroup):
+    """The root of all commands: a wrong option, argument or value of any of them is one line and exit status 2."""
+
+    def make_context(self, info_name: str | None, args: list[str], *rest: Any, **more: Any) -> Any:
+        """Reads the options of the root itself."""
+        self._typed = list(args)
+        with self._one_line():
+            return super().make_context(info_name, args, *rest, **more)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Commands below read their options here, and run."""
+        with self._one_line():
+            return super().invoke(ctx)
+
+    @contextmanager
+    def _one_line(self) -> Iterator[None]:
+        try:
+            yield
+        except _UsageError as error:
+            if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command prints its help
+                raise
+            command = self._command()
+            typer.echo(escaped(f"{command}: {_reason(error)}; see '{command} --help'"), err=True)
+            raise typer.Exit(2) from None
+
+    def _command(self) -> str:
+        """The command that was typed; click does not say to which one an option without its value belongs."""
+        path, commands = ["glmforge"], self.commands
+        for word in self._typed:
+            if word not in commands:
+                break
+            path, commands = [*path, word], getattr(commands[word], "commands", {})
+        return " ".join(path)
+
+
+def _reason(error: Any) -> str:
+    """What click says of a mistake, in several lines and forms, such as: no such option --foo (did you mean --for?)."""
+    if hasattr(error, "possibilities") and hasattr(error, "option_name"):
+        nearest = f" (did you mean {error.possibilities[0]}?)" if error.possibilities else ""
+        return f"no such option {error.option_name}{nearest}"
+    text = " ".join(error.format_message().split())
+    text = re.sub(r"\. Did you mean (.*\?)$", r" (did you mean \1)", text.removeprefix("Invalid value: "))
+    details: list[Any] = getattr(error.__cause__, "errors", list)()  # pydantic's, which typer checks values with
+    if details:
+        text = text.replace("Input should", f"{details[0]['input']!r} should").replace("Value error, ", "")
+    return f"{text[:1].lower()}{text[1:]}".removesuffix(".")
+
+
 app = typer.Typer(
     name="glmforge",
+    cls=OneLineErrors,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
@@ -53,7 +111,7 @@ app.command("demo")(demo.demo)
 app.command("init")(init.init)
 app.command("train", cls=train.NamesStages)(train.train)
 app.command("plan")(plan)
-app.command("launch", cls=_ops.TakesSeveral)(_ops.launch)
+app.command("launch")(_ops.launch)
 app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
 app.command("export")(export.export)
@@ -88,13 +146,13 @@ def _root(
 
 
 def main() -> None:
-    """Entry point: what the user can mend is one line on stderr and exit status 1, never a traceback."""
+    """Entry point: what the user can fix is one line on stderr and exit status 1, never a traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 still gets an answer
     _show_log_messages()
     limit_spinning()
     try:
-        app()
+        app(prog_name="glmforge")
     except GlmforgeError as error:
         print("glmforge:", escaped(str(error), keep="\n"), file=sys.stderr)
         sys.exit(error.exit_code)

@@ -10,17 +10,41 @@
 """
 
 import sys
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    StringConstraints,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 from glmforge.config.fields import YamlPath
 from glmforge.config.model import Strict, refuse
+from glmforge.files import shown
 
 Network = Literal["infiniband", "roce", "tcp"]
 Port = Annotated[int, Field(ge=1, le=65_535)]
 Interface = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:@-]{0,31}$")]
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}$")]
+
+
+def _check_node_path(path: Path) -> Path:
+    if not path.is_absolute() or ".." in path.parts or len(path.parts) < 2 or not str(path).isprintable():
+        message = "is not absolute; every node must find it under the same path"
+        if path.is_absolute():
+            message = "must be a directory below /, without '..' and characters that cannot be printed"
+        raise PydanticCustomError("node_path", "{message}", {"message": f"'{shown(path)}' {message}"})
+    return path
+
+
+NodePath = Annotated[YamlPath, AfterValidator(_check_node_path)]
+"""The same directory on every node; scripts and configurations can hold it."""
 
 
 class SlurmConfig(Strict):
@@ -44,8 +68,8 @@ class SshConfig(Strict):
 class MonitoringConfig(Strict):
     """Services that should answer on every node, and one that collects from them."""
 
-    node_exporter_port: Port | None = Field(default=None, description="None: there is none to look for")
-    dcgm_exporter_port: Port | None = Field(default=None, description="None: there is none to look for")
+    node_exporter_port: Port | None = Field(default=None, description="None: it is not used")
+    dcgm_exporter_port: Port | None = Field(default=None, description="None: it is not used")
     prometheus: Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+(/\S*)?$")] | None = Field(
         default=None, description="its address, as in http://head:9090"
     )
@@ -64,10 +88,10 @@ class ClusterConfig(Strict):
     infiniband: list[Interface] = Field(default=[], description="devices such as mlx5_0; none: all that are found")
     master_addr: str | None = Field(default=None, description="where ranks meet; None: the first node")
     master_port: Port = 29_500
-    local_path: YamlPath | None = Field(default=None, description="fast disk of each node's own")
-    shared_path: YamlPath | None = Field(default=None, description="storage that all nodes share")
-    data_paths: list[YamlPath] = Field(default=[], description="token shards and weights that every node reads")
-    checkpoint_path: YamlPath | None = Field(default=None, description="None: shared_path")
+    local_path: NodePath | None = Field(default=None, description="fast disk of each node's own")
+    shared_path: NodePath | None = Field(default=None, description="storage that all nodes share")
+    data_paths: list[NodePath] = Field(default=[], description="token shards and weights that every node reads")
+    checkpoint_path: NodePath | None = Field(default=None, description="None: shared_path")
     planned_checkpoint_gb: PositiveFloat | None = Field(
         default=None, description="room that the run's checkpoints need, as 'glmforge plan' says"
     )
@@ -89,11 +113,4 @@ class ClusterConfig(Strict):
         named = [name for name in ("nodes", "hostfile", "slurm") if getattr(self, name) is not None]
         if len(named) > 1:
             refuse(named[1], f"{named[0]} says already which machines there are; keep one of them")
-        for name in ("local_path", "shared_path", "checkpoint_path"):
-            path = getattr(self, name)
-            if path is not None and not path.is_absolute():
-                refuse(name, f"'{path}' is not absolute; every node must find it under the same path")
-        for path in self.data_paths:
-            if not path.is_absolute():
-                refuse("data_paths", f"'{path}' is not absolute; every node must find it under the same path")
         return self

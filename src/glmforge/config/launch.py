@@ -1,4 +1,4 @@
-"""How a job is launched, and what its supervisor may do: the options of `glmforge launch`, whatever the launcher.
+"""How a job is launched, and what its supervisor may do: the options of `glmforge launch`, for all launchers.
 
 Options of the command line and a file of them (`glmforge launch --options site.yaml`) are the same fields. The job
 keeps all of them in its `job.yaml`, so that it can be submitted again as it was.
@@ -28,20 +28,17 @@ from glmforge.files import shown
 Launcher = Literal["local", "ssh", "slurm", "pbs", "mpi"]
 """Where a job runs: on this machine, on hosts through ssh, under Slurm or PBS, or by mpirun over hosts."""
 
-Starter = Literal["local", "ssh", "srun", "torchrun", "mpirun"]
+Starter = Literal["local", "ssh", "srun", "mpirun"]
 """What starts the ranks of an attempt on the nodes that the job has."""
 
 STARTERS: dict[str, tuple[Starter, ...]] = {
-    "local": ("local", "torchrun"),
-    "ssh": ("ssh", "torchrun"),
-    "slurm": ("srun", "torchrun"),
+    "local": ("local",),
+    "ssh": ("ssh",),
+    "slurm": ("srun",),
     "pbs": ("ssh", "srun"),
     "mpi": ("mpirun",),
 }
 """Starters of each launcher; the first is the default."""
-
-UNSUPERVISED: tuple[Starter, ...] = ("torchrun", "mpirun")
-"""They start the ranks from the job's script, without a supervisor."""
 
 _GIVEN_UP = ("grow_after_s", "refused_starts", "companion_partition", "look_every_s")
 """Settings of the supervisor in files of earlier versions: read, and without effect."""
@@ -63,7 +60,7 @@ def _limited(value: str) -> str:
     """Slurm takes no time for no limit."""
     if not value.strip("0:-"):
         context = {"value": shown(value)}
-        raise PydanticCustomError("limited", "{value} would be no limit; leave it out for the partition's own", context)
+        raise PydanticCustomError("limited", "{value}: 0 means unlimited; leave it out", context)
     return value
 
 
@@ -79,7 +76,9 @@ Time = Annotated[
 """As Slurm writes it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS."""
 Memory = Annotated[str, _written(r"\d{1,9}[KMGT]?", "64G")]
 Signal = Annotated[str, _written(r"(SIG)?[A-Z][A-Z0-9]{1,9}(@\d{1,5})?", "USR1@120")]
-Array = Annotated[str, _written(r"\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?", "0-7 or 0-99%8")]
+Array = Annotated[
+    str, _written(r"{n}(-{n}(:{n})?)?(,{n}(-{n}(:{n})?)?)*(%{n})?".replace("{n}", r"\d{1,9}"), "0-7 or 0-99%8")
+]
 Dependency = Annotated[
     str, _written(r"[a-z]+(:[A-Za-z0-9_.+-]+)*([,?][a-z]+(:[A-Za-z0-9_.+-]+)*)*", "afterok:1234 or afterany:12:13")
 ]
@@ -103,7 +102,7 @@ class SupervisorConfig(Strict):
     max_restarts: NonNegativeInt = Field(
         default=5, description="attempts in a row that ended with a failure and made no training step"
     )
-    max_restarts_in_all: NonNegativeInt = Field(default=1000, description="whatever they achieved")
+    max_restarts_in_all: NonNegativeInt = Field(default=1000, description="with or without progress")
     back_off_s: NonNegativeFloat = Field(
         default=5.0, description="after an attempt that made no step; doubles with each in a row"
     )
@@ -138,12 +137,7 @@ class LaunchConfig(Strict):
     """How a job is launched. None leaves the choice to the scheduler, or to what is found."""
 
     launcher: Launcher = "local"
-    starter: Starter | None = Field(default=None, description="None: the launcher's own")
-    supervise: bool = Field(
-        default=True,
-        description="restart, and replace nodes; else the script starts the ranks itself, as it always does with the "
-        "starters torchrun and mpirun",
-    )
+    starter: Starter | None = Field(default=None, description="None: the launcher's own; pbs also has srun")
 
     nodes: PositiveInt = 1
     ranks_per_node: PositiveInt | None = Field(default=None, description="None: gpus_per_node, or 1 without GPUs")
@@ -167,7 +161,7 @@ class LaunchConfig(Strict):
         default=None, description="image that every rank runs in: by srun's --container-image, or 'apptainer exec'"
     )
     env: dict[VariableName, Value] = Field(
-        default={}, description="variables of every rank; *** takes the value from the environment of whoever submits"
+        default={}, description="variables of every rank; ***: from the environment that submits it"
     )
 
     hosts: list[str] = Field(default=[], description="of the launchers ssh and mpi: names or ranges")
@@ -176,11 +170,15 @@ class LaunchConfig(Strict):
     interface: Interface | None = Field(default=None, description="between nodes; None: that of the route to them")
     port: Port | None = Field(
         default=None,
-        description="where ranks meet; None: one that is free on the first node, or, without a supervisor, one that "
-        "follows from the number of the job (Slurm, PBS), else 29500",
+        description="where ranks meet; None: one that is free on the first node, by mpirun 29500",
     )
 
     supervisor: SupervisorConfig = SupervisorConfig()
+
+    @property
+    def supervise(self) -> bool:
+        """Whether a supervisor restarts the ranks and replaces nodes; mpirun starts its ranks without one."""
+        return self.launcher != "mpi"
 
     @property
     def ranks(self) -> int:
@@ -203,19 +201,18 @@ class LaunchConfig(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _started_by_the_script(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
+    def _of_earlier_versions(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or "supervise" not in values:
             return values
-        starter = values.get("starter") or ("mpirun" if values.get("launcher") == "mpi" else "")
-        return {**values, "supervise": False} if starter in UNSUPERVISED else values
+        if values["supervise"] is False and values.get("launcher") != "mpi":
+            refuse("supervise", "all launchers but mpi have a supervisor; leave it out")
+        return {name: value for name, value in values.items() if name != "supervise"}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.chosen_starter not in STARTERS[self.launcher]:
             known = ", ".join(STARTERS[self.launcher])
             refuse("starter", f"the launcher {self.launcher} has no starter '{self.starter}'; it has {known}")
-        if self.launcher == "pbs" and self.starter == "srun" and not self.supervise:
-            refuse("starter", "under PBS srun starts ranks for the supervisor only; leave it out")
         if self.launcher == "local" and self.nodes != 1:
             refuse("nodes", f"the launcher local has one node, not {self.nodes}; choose ssh, slurm, pbs or mpi")
         if self.launcher in ("slurm", "pbs") and (self.hosts or self.hostfile):
@@ -234,12 +231,4 @@ class LaunchConfig(Strict):
                     "PBS shows the variables of a job to all users (qstat -f); have the program read it "
                     "from a file that only you can read",
                 )
-            if self.launcher == "ssh" and not self.supervise:
-                refuse(
-                    f"env.{name}",
-                    "without the supervisor it would stand on ssh's command line, for all users to "
-                    "read; leave out --no-supervise, or have the program read it from a file that only you can read",
-                )
-        if self.array and not re.search(r"\d", self.array):
-            refuse("array", f"'{self.array}' names no task")
         return self

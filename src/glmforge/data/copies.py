@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from glmforge.data.files import discard_partial, disk_errors, partial_path, publish
 from glmforge.errors import DataError
-from glmforge.runtime.threads import map_in_threads
+from glmforge.runtime.waiting import map_in_threads
 
 logger = logging.getLogger(__name__)
 

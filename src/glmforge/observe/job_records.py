@@ -7,8 +7,7 @@
       scheduler-*.log       what the scheduler's shell printed
       .script-ran-17-0      under Slurm: the script of this submission began, after so many restarts
       submissions.jsonl     every submission to a scheduler
-      events.jsonl          every decision of the supervisor, and of people
-      nodes.json            nodes that failed, those that are excluded, and since when
+      events.jsonl          every decision of the supervisor, and of people; nodes that failed or are excluded
       attempts/0001/        one start of all ranks
         attempt.json        nodes, ranks, beginning, end, verdict
         rank-00000.log      its output: time, step and line
@@ -44,10 +43,10 @@ STARTED = "supervisor started"
 """The first event of a supervisor."""
 
 CANCELLED = "cancelled"
-"""The event after which no supervisor starts the submission that it names again, until somebody submits the job."""
+"""The event after which no supervisor starts the submission that it names again, until the job is submitted again."""
 
 SUBMITTED = ("submitted", "submitted again")
-"""Events of somebody who wants the job to run."""
+"""Events of submitting a job."""
 
 _SCRIPT_RAN = re.compile(r"\.script-ran-(\d{1,12})-(\d{1,9})", re.ASCII)
 """An empty file that the script of a Slurm job leaves first of all."""
@@ -102,8 +101,8 @@ class Cause(StrEnum):
 
     FINISHED = "finished"
     STOPPED = "stopped"  # on request: glmforge control, Ctrl-C, jobs cancel
-    PREEMPTED = "preempted"  # saved and gave way; a time limit too, if the warning came
-    TIME_LIMIT = "time limit"
+    PREEMPTED = "preempted"  # saved and gave way; at a time limit too
+    TIME_LIMIT = "time limit"  # of an earlier version
     CODE = "code"  # the job's own error: another start or node does not fix it
     MACHINE = "machine"  # a node's, and `node` says which
     NODE_LOST = "node lost"
@@ -144,7 +143,7 @@ class AttemptRecord(FileRecord):
 
     @property
     def trained(self) -> bool:
-        """Whether a step was made, as far as steps are told."""
+        """Whether a step was made, as far as steps are reported."""
         return self.last_step is not None and self.last_step > (self.first_step or 0)
 
 
@@ -182,7 +181,6 @@ class JobDirectory:
         self.script = root / "script.sh"
         self.submissions = root / "submissions.jsonl"
         self.events = root / "events.jsonl"
-        self.nodes = root / "nodes.json"
         self.attempts = root / "attempts"
 
     @property
@@ -192,7 +190,7 @@ class JobDirectory:
     def read(self) -> JobDescription:
         """Raises `LaunchError` if there is no such job, `ConfigError` if its description is damaged."""
         if not self.description.exists():
-            raise LaunchError(f"{self.root}: is not a job; 'glmforge jobs list' shows those in {self.root.parent}")
+            raise LaunchError(f"{self.description}: is missing; 'glmforge jobs list' shows the jobs there")
         text = read_text(self.description, error=LaunchError)
         value = quick_value(text) or to_value(parse(text, str(self.description)))
         try:
@@ -243,7 +241,7 @@ class JobDirectory:
         return read_jsonl(self.events) if self.events.exists() else []
 
     def is_cancelled(self, submission: Submission | None = None) -> bool:
-        """Whether this submission, or the newest, was cancelled, and nobody has submitted it again since."""
+        """Whether this submission, or the newest, was cancelled, and not submitted again since."""
         if submission is None:
             submissions = self.last_submissions()
             if not submissions:

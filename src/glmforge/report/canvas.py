@@ -1,4 +1,4 @@
-"""How the report's plots are drawn, whatever they show: style, marks of the run, SVG fit for the page.
+"""How all plots of the report are drawn: style, marks of the run, SVG fit for the page.
 
 Plots are SVG without colours or fonts of their own: they are drawn in stand-in colours that `to_svg` turns
 into the page's CSS variables, and text stays text. So one drawing serves light mode, dark mode and paper, is
@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import matplotlib
@@ -81,27 +82,38 @@ class Figure:
 
 
 class Plot:
-    """One plot over tokens: `axes` to draw on, and after its `with` block the finished `svg`."""
+    """A drawing: `canvas`, or the `axes` of its only plot, to draw on."""
 
-    def __init__(self, axes: Axes) -> None:
-        self.axes = axes
+    def __init__(self, canvas: Canvas) -> None:
+        self.canvas = canvas
         self.svg = ""
+
+    @cached_property
+    def axes(self) -> Axes:
+        return self.canvas.add_subplot()
 
 
 @contextmanager
-def plot_over_tokens(run: RunLog, name: str, label: str, *, wide: bool = False) -> Iterator[Plot]:
-    """A plot of `label` over tokens; the marks of the run are added, on wide plots with words."""
+def drawing(name: str, height: float, *, wide: bool = True) -> Iterator[Plot]:
+    """A drawing in the page's style, `height` inches high; its `svg` is finished after the `with` block."""
     with matplotlib.rc_context(STYLE):
-        canvas = Canvas(figsize=(10.6, 3.5) if wide else (5.1, 2.55), layout="constrained")
-        plot = Plot(canvas.add_subplot())
+        plot = Plot(Canvas(figsize=(10.6 if wide else 5.1, height), layout="constrained"))
+        yield plot
+        plot.svg = to_svg(plot.canvas, name)
+
+
+@contextmanager
+def plot_over_tokens(run: RunLog | None, name: str, label: str, *, wide: bool = False) -> Iterator[Plot]:
+    """A plot of `label` over tokens; the marks of the run, if it is of one, are added, on wide plots with words."""
+    with drawing(name, 3.5 if wide else 2.55, wide=wide) as plot:
         plot.axes.set(xlabel="tokens trained", ylabel=label)
         plot.axes.xaxis.set_major_locator(MaxNLocator(8 if wide else 5, steps=_TICK_STEPS))
         plot.axes.yaxis.set_major_locator(MaxNLocator(6 if wide else 5, steps=_TICK_STEPS))
         for axis in (plot.axes.xaxis, plot.axes.yaxis):
             axis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
         yield plot
-        draw_marks(plot.axes, run, labelled=wide)
-        plot.svg = to_svg(canvas, name)
+        if run is not None:
+            draw_marks(plot.axes, run, labelled=wide)
 
 
 def series(run: RunLog, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -131,16 +143,25 @@ def draw_curve(
         axes.plot(tokens, values, color=color, marker="o", markersize=4, label=label)
         return
     style: Any = _DASHED if dashed else "solid"
-    bins = np.array_split(np.arange(len(values)), min(len(values), _MAX_POINTS))
-    centers = [tokens[rows].mean() for rows in bins]
-    window = smoothing_window(len(values)) if smooth else 1
-    if window > 1 and len(values) > _MAX_POINTS:
-        low, high = [values[rows].min() for rows in bins], [values[rows].max() for rows in bins]
+    centers, means = thinned(tokens, values, smooth=smooth)
+    is_smoothed = smooth and smoothing_window(len(values)) > 1
+    if is_smoothed and len(values) > _MAX_POINTS:
+        low, high = ([pick(values[rows]) for rows in _bins(len(values))] for pick in (np.min, np.max))
         axes.fill_between(centers, low, high, color=color, alpha=0.25, linewidth=0)
-    elif window > 1:
+    elif is_smoothed:
         axes.plot(tokens, values, color=color, alpha=0.3, linewidth=0.8)
-    mean = _moving_mean(values, window)
-    axes.plot(centers, [mean[rows].mean() for rows in bins], color=color, label=label, linestyle=style)
+    axes.plot(centers, means, color=color, label=label, linestyle=style)
+
+
+def thinned(tokens: np.ndarray, values: np.ndarray, *, smooth: bool = True) -> tuple[list[float], list[float]]:
+    """At most as many points as the eye can tell apart: means of neighbours, of the moving mean if `smooth`."""
+    mean = _moving_mean(values, smoothing_window(len(values)) if smooth else 1)
+    bins = _bins(len(values))
+    return [tokens[rows].mean() for rows in bins], [mean[rows].mean() for rows in bins]
+
+
+def _bins(num_values: int) -> list[np.ndarray]:
+    return np.array_split(np.arange(num_values), min(num_values, _MAX_POINTS))
 
 
 def plot_series(

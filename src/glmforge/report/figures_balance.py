@@ -6,10 +6,10 @@ on light and dark pages.
 Shapes: L routers, E experts, C columns of a map.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
@@ -20,16 +20,16 @@ from glmforge.observe.metrics import Record
 from glmforge.observe.run import RunLog
 from glmforge.report.canvas import (
     SERIES,
-    STYLE,
     Figure,
+    Plot,
     draw_curve,
     draw_legend,
     draw_marks,
+    drawing,
     plot_over_tokens,
     plot_series,
     series,
     tick,
-    to_svg,
 )
 
 _MAX_COLUMNS = 300
@@ -88,21 +88,16 @@ def balance_of_layers(run: RunLog) -> Figure | None:
         return None
     tokens, violation_LC = columns(records)
     num_layers = len(violation_LC)
-    with matplotlib.rc_context(STYLE):
-        canvas, axes = _map_canvas(num_layers)
-        extent = (tokens[0], tokens[-1], num_layers - 0.5, -0.5)
-        colors = _colors(1 + violation_LC, _OF_LAYERS)
-        axes.imshow(colors, aspect="auto", interpolation="none", extent=extent)
+    with _map("layer-balance", router_names(run.config, num_layers), _OF_LAYERS) as plot:
+        axes, extent = plot.axes, (tokens[0], tokens[-1], num_layers - 0.5, -0.5)
+        axes.imshow(_colors(1 + violation_LC, _OF_LAYERS), aspect="auto", interpolation="none", extent=extent)
         axes.set(xlabel="tokens trained", ylabel="layer")
         axes.xaxis.set_major_locator(MaxNLocator(8))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
         draw_marks(axes, run, labelled=False)
         axes.set_xlim(tokens[0], tokens[-1])
-        _name_layers(axes, router_names(run.config, num_layers))
-        _draw_scale(canvas, axes, _OF_LAYERS)
-        svg = to_svg(canvas, "layer-balance")
     caption = "Load of each layer's busiest expert, as a multiple of an even share; the worst step of each column. "
-    return Figure("Balance of every layer", caption + dead_experts(run), svg, wide=True)
+    return Figure("Balance of every layer", caption + dead_experts(run), plot.svg, wide=True)
 
 
 def load_of_experts(run: RunLog) -> Figure | None:
@@ -115,15 +110,11 @@ def load_of_experts(run: RunLog) -> Figure | None:
         f"Share of each layer's tokens at step {records[-1]['step']:,}, relative to an even spread (1×). "
         f"{unused or 'None'} of {load_LE.size:,} experts {'was' if unused == 1 else 'were'} unused."
     )
-    with matplotlib.rc_context(STYLE):
-        canvas, axes = _map_canvas(num_layers)
-        axes.imshow(_colors(load_LE * num_experts, _OF_EXPERTS), aspect="auto", interpolation="none")
-        axes.set(xlabel="expert", ylabel="layer")
-        axes.xaxis.set_major_locator(MaxNLocator(16, integer=True))
-        _name_layers(axes, router_names(run.config, num_layers))
-        _draw_scale(canvas, axes, _OF_EXPERTS)
-        svg = to_svg(canvas, "expert-load")
-    return Figure("Load of every expert", caption, svg, wide=True)
+    with _map("expert-load", router_names(run.config, num_layers), _OF_EXPERTS) as plot:
+        plot.axes.imshow(_colors(load_LE * num_experts, _OF_EXPERTS), aspect="auto", interpolation="none")
+        plot.axes.set(xlabel="expert", ylabel="layer")
+        plot.axes.xaxis.set_major_locator(MaxNLocator(16, integer=True))
+    return Figure("Load of every expert", caption, plot.svg, wide=True)
 
 
 def dead_experts(run: RunLog) -> str:
@@ -175,17 +166,16 @@ def columns(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray]:
     return edges, worst_LC
 
 
-def _map_canvas(num_layers: int) -> tuple[Canvas, Axes]:
-    canvas = Canvas(figsize=(10.6, float(np.clip(0.8 + 0.19 * num_layers, 1.7, 6.0))), layout="constrained")
-    axes = canvas.add_subplot()
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(True)
-    return canvas, axes
-
-
-def _name_layers(axes: Axes, names: list[str]) -> None:
-    shown = np.unique(np.linspace(0, len(names) - 1, min(len(names), 16)).round().astype(int))
-    axes.set_yticks(shown, [names[row] for row in shown])
+@contextmanager
+def _map(name: str, layers: list[str], scale: Scale) -> Iterator[Plot]:
+    """A map with a row for each layer; their names and the colour scale are added."""
+    with drawing(name, float(np.clip(0.8 + 0.19 * len(layers), 1.7, 6.0))) as plot:
+        plot.axes.grid(visible=False)
+        plot.axes.spines[:].set_visible(True)
+        yield plot
+        shown = np.unique(np.linspace(0, len(layers) - 1, min(len(layers), 16)).round().astype(int))
+        plot.axes.set_yticks(shown, [layers[row] for row in shown])
+        _draw_scale(plot.canvas, plot.axes, scale)
 
 
 def _draw_scale(canvas: Canvas, axes: Axes, scale: Scale) -> None:

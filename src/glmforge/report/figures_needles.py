@@ -6,14 +6,12 @@ not.
 
 from itertools import groupby
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
 
 from glmforge.observe.metrics import Record
 from glmforge.observe.run import RunLog
-from glmforge.report.canvas import SERIES, STYLE, Figure, draw_legend, plot_over_tokens, to_svg
+from glmforge.report.canvas import SERIES, Figure, draw_legend, drawing, plot_over_tokens
 
 _MISSED = (0.90, 0.47, 0.13)
 _MAX_OPACITY = 0.85  # a cell's number stays legible
@@ -44,17 +42,15 @@ def needles_by_depth(run: RunLog) -> Figure | None:
     last = [record for record in run.needles if record["step"] == step]
     tasks = list(dict.fromkeys(record["needle_task"] for record in last))
     num_lengths = len({record["needle_length"] for record in last})
-    with matplotlib.rc_context(STYLE):
-        canvas = Canvas(figsize=(10.6, float(np.clip(1.1 + 0.27 * num_lengths, 1.5, 5.0))), layout="constrained")
+    with drawing("needles-by-depth", float(np.clip(1.1 + 0.27 * num_lengths, 1.5, 5.0))) as plot:
         for number, task in enumerate(tasks, start=1):
-            axes = canvas.add_subplot(1, len(tasks), number)
+            axes = plot.canvas.add_subplot(1, len(tasks), number)
             _draw_map(axes, task, [record for record in last if record["needle_task"] == task])
             if number == 1:
                 axes.set_ylabel("tokens")
-        svg = to_svg(canvas, "needles-by-depth")
     method = {"scored": "scored by one forward pass", "generated": "generated"}[last[0]["needle_method"]]
     caption = f"Percentage of answers that are right at step {step:,}, {method}, by the needle's depth in the text."
-    return Figure("Needles by length and depth", caption, svg, wide=True)
+    return Figure("Needles by length and depth", caption, plot.svg, wide=True)
 
 
 def _draw_map(axes: Axes, task: str, records: list[Record]) -> None:

@@ -1,36 +1,43 @@
 """Where the time of a job's nodes went: spans, which cover every allocation exactly.
 
-An allocation is a time during which the scheduler gave the job nodes. It is cut into spans, each with a cause, by what
-the supervisor, the ranks and the run have written down; whatever those say, spans lie behind each other without a gap,
-from the beginning of the allocation to its end, so that sums are exact. Times are whole microseconds.
+An allocation is a time during which the scheduler gave the job nodes. It is cut into spans, each with a use, by what
+the supervisor, the ranks and the run have written down. Spans lie behind each other without a gap from the beginning of
+the allocation to its end, so that sums are exact, in whole microseconds.
 
 Clocks of nodes differ by milliseconds and sometimes by more: a mark that lies before the one before it, or outside of
 what it belongs to, is moved to its edge.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
 
 class Use(StrEnum):
-    """What a node's time was used for, or lost to; explained in docs/jobs.md."""
+    """What a node's time was used for, or lost to, and what that means; defined in docs/jobs.md."""
 
-    USEFUL = "useful"
-    START = "start"
-    CHECKS = "checks"
-    LOAD = "load"
-    DATA = "data"
-    EVALUATION = "evaluation"
-    SAVING = "saving"
-    OTHER = "other"
-    RECOMPUTE = "recompute"
-    HANG = "hang"
-    STOP = "stop"
-    BACK_OFF = "back-off"
-    SPARE = "spare"
-    NOT_MEASURED = "not measured"
+    meaning: str
+
+    def __new__(cls, value: str, meaning: str) -> "Use":
+        use = str.__new__(cls, value)
+        use._value_, use.meaning = value, meaning
+        return use
+
+    USEFUL = "useful", "steps trained for the first time"
+    START = "start", "until all ranks are there: processes, imports, joining"
+    CHECKS = "checks", "after an attempt: why it ended, checks of nodes"
+    LOAD = "load", "checkpoint, data, until the first step can begin"
+    DATA = "data", "waiting for batches"
+    EVALUATION = "evaluation", "evaluations"
+    SAVING = "saving", "training waited for saves"
+    OTHER = "other", "between steps: records, other hooks"
+    RECOMPUTE = "recompute", "steps trained again that a failure had undone"
+    HANG = "hang", "from the last step until the hang was noticed and ended"
+    STOP = "stop", "from the last step to the end: saving, noticing the failure, ending"
+    BACK_OFF = "back-off", "waiting before the next attempt, for nodes or on purpose"
+    SPARE = "spare", "nodes kept for when others fail"
+    NOT_MEASURED = "not measured", "programs that report no step; what a run has not reported yet"
 
 
 @dataclass(frozen=True)
@@ -45,24 +52,22 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Step:
-    """Steps up to `last`, one or more (`count`), done at `time`, and the seconds of each part since the last record."""
+    """Steps up to `last`, one or more (`count`), done at `time`, and how long each part took since the last record."""
 
     time: datetime
     last: int
     count: int
-    seconds: Mapping[Use, float] = field(default_factory=dict)
+    parts: Mapping[Use, timedelta] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """What is known of an attempt. What is not known is None.
+    """What is known of an attempt.
 
     Attributes:
-        decided: when it was decided what comes next: what lies between `ended` and it are checks.
-        processes: when the first of its ranks ran.
-        joined: when all ranks were there.
-        loaded: when training could begin.
-        fault: when the first rank failed, or was asked to stop.
+        marks: when its first rank ran (`processes`), all ranks were there (`joined`), training could begin (`loaded`),
+            the first rank failed or was asked to stop (`fault`), and it was decided what comes next (`decided`: what
+            lies between `end` and it are checks). What is not known is missing.
         steps: in the order of time.
         hung: whether it ended because nothing happened any more.
         goes_on: it has not ended: `end` is now.
@@ -72,11 +77,7 @@ class Attempt:
     begin: datetime
     end: datetime
     nodes: int
-    decided: datetime | None = None
-    processes: datetime | None = None
-    joined: datetime | None = None
-    loaded: datetime | None = None
-    fault: datetime | None = None
+    marks: Mapping[str, datetime] = field(default_factory=dict)
     steps: Sequence[Step] = ()
     hung: bool = False
     goes_on: bool = False
@@ -84,16 +85,16 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Span:
-    """`nodes` nodes from `begin` to `end`, in microseconds since 1970."""
+    """`nodes` nodes from `begin` to `end`."""
 
-    begin: int
-    end: int
+    begin: datetime
+    end: datetime
     use: Use
     nodes: int
     attempt: int | None = None
 
     @property
-    def node_microseconds(self) -> int:
+    def node_time(self) -> timedelta:
         return (self.end - self.begin) * self.nodes
 
 
@@ -101,113 +102,72 @@ def spans_of(allocations: Iterable[Allocation], attempts: Sequence[Attempt]) -> 
     """The spans of all allocations. An attempt counts where it began; one that began in none is left out."""
     found: list[Span] = []
     highest = 0
-    before = 0
-    for allocation in sorted(allocations, key=lambda each: each.begin):
-        begin, end = max(before, _micro(allocation.begin)), _micro(allocation.end)
-        inside = [attempt for attempt in attempts if begin <= _micro(attempt.begin) < end]
-        spans, highest = _spans(begin, max(begin, end), allocation.nodes, inside, highest)
-        found += spans
-        before = max(before, end)
+    """Step that was done before."""
+    before: datetime | None = None
+    for given in sorted(allocations, key=lambda each: each.begin):
+        begin = given.begin if before is None else max(before, given.begin)
+        end = max(begin, given.end)
+        inside = [attempt for attempt in attempts if begin <= attempt.begin < end]
+        cutter = _Cutter(begin, end, max([given.nodes, *(attempt.nodes for attempt in inside)]))
+        last = None
+        for attempt in sorted(inside, key=lambda each: each.begin):
+            if last is not None:
+                cutter.until(last.marks.get("decided"), Use.CHECKS, last.number)
+            cutter.until(attempt.begin, Use.START if last is None else Use.BACK_OFF, last.number if last else None)
+            highest = _cut(cutter, attempt, highest)
+            last = attempt
+        cutter.until(end, Use.NOT_MEASURED if last is None else Use.STOP, last.number if last else None)
+        found += cutter.spans
+        before = end
     return found
 
 
-def _spans(begin: int, end: int, nodes: int, attempts: Sequence[Attempt], highest: int) -> tuple[list[Span], int]:
-    """Of one allocation; `highest` is the highest step that was done before, and the second value the one after."""
-    found: list[Span] = []
-    nodes = max([nodes, *(attempt.nodes for attempt in attempts)])
-    cursor, last = begin, None
-    for attempt in sorted(attempts, key=lambda each: each.begin):
-        starts, ends = _within(_micro(attempt.begin), cursor, end), _within(_micro(attempt.end), cursor, end)
-        found += _between(cursor, starts, nodes, last)
-        inner, highest = _inside(attempt, starts, max(starts, ends), highest)
-        found += inner
-        cursor = max(starts, ends)
-        found += _span(starts, cursor, Use.SPARE, nodes - attempt.nodes, attempt.number)
-        last = attempt
-    if last is None:
-        return [*found, *_span(cursor, end, Use.NOT_MEASURED, nodes, None)], highest
-    return [*found, *_span(cursor, end, Use.STOP, nodes, last.number)], highest
+class _Cutter:
+    """Cuts the time from `cursor` to `end` of an allocation."""
+
+    def __init__(self, cursor: datetime, end: datetime, nodes: int) -> None:
+        self.cursor, self.end, self.nodes = cursor, end, nodes
+        self.spans: list[Span] = []
+
+    def until(self, time: datetime | None, use: Use, attempt: int | None, nodes: int | None = None) -> None:
+        """A span from the cursor to `time`, if that is later; those of the allocation that are not in use are spare."""
+        begin, end = self.cursor, self.cursor if time is None else min(max(time, self.cursor), self.end)
+        used = self.nodes if nodes is None else nodes
+        for name, number in ((use, used), (Use.SPARE, self.nodes - used)):
+            if begin < end and number:
+                self.spans.append(Span(begin, end, name, number, attempt))
+        self.cursor = end
 
 
-def _between(begin: int, end: int, nodes: int, last: Attempt | None) -> Iterator[Span]:
-    """Before the first attempt, or between two: checks until it was decided what to do, then waiting."""
-    if last is None:
-        yield from _span(begin, end, Use.START, nodes, None)
-        return
-    decided = begin if last.decided is None else _within(_micro(last.decided), begin, end)
-    yield from _span(begin, decided, Use.CHECKS, nodes, last.number)
-    yield from _span(decided, end, Use.BACK_OFF, nodes, last.number)
+def _cut(cutter: _Cutter, attempt: Attempt, highest: int) -> int:
+    """Cut an attempt: start, load, step by step, and what comes behind the last; the highest step done."""
+    stop, marks = min(attempt.end, cutter.end), attempt.marks
 
+    def until(time: datetime | None, use: Use) -> None:
+        cutter.until(time and min(time, stop), use, attempt.number, attempt.nodes)
 
-def _inside(attempt: Attempt, begin: int, end: int, highest: int) -> tuple[list[Span], int]:
-    """Of an attempt: start, load, step by step, and what came behind the last of them."""
-    pieces: list[tuple[int, int, Use]] = []
-    cursor = begin
-    started = attempt.joined or attempt.processes
-    for mark, use in ((attempt.processes, Use.START), (started, Use.START), (attempt.loaded, Use.LOAD)):
-        if mark is not None:
-            until = _within(_micro(mark), cursor, end)
-            pieces.append((cursor, until, use))
-            cursor = until
+    until(marks.get("processes"), Use.START)
+    until(marks.get("joined"), Use.START)
+    until(marks.get("loaded"), Use.LOAD)
     for step in attempt.steps:
-        until = _within(_micro(step.time), cursor, end)
         again = max(0, min(step.last, highest) - max(0, step.last - step.count))
-        pieces += _parts(cursor, until, step, again)
-        cursor, highest = until, max(highest, step.last)
-    pieces += _tail(attempt, cursor, end)
-    return [span for first, last, use in pieces for span in _span(first, last, use, attempt.nodes, attempt.number)], (
-        highest
-    )
-
-
-def _parts(begin: int, end: int, step: Step, again: int) -> Iterator[tuple[int, int, Use]]:
-    """An interval in which steps were done: their parts, as long as there is room, and what remains.
-
-    Of steps that were done before, `again`, the training was for nothing.
-    """
-    cursor = begin
-    for use, seconds in step.seconds.items():
-        until = min(end, cursor + round(seconds * 1e6))
-        if use is Use.USEFUL:
-            useless = (until - cursor) * again // step.count
-            yield cursor, cursor + useless, Use.RECOMPUTE
-            cursor += useless
-        yield cursor, until, use
-        cursor = until
-    yield cursor, end, Use.OTHER
-
-
-def _tail(attempt: Attempt, begin: int, end: int) -> Iterator[tuple[int, int, Use]]:
-    """After the last step that is known."""
-    trained = bool(attempt.steps)
-    if attempt.goes_on and (trained or attempt.loaded is not None):
-        yield begin, end, Use.NOT_MEASURED
-        return
-    if attempt.hung:
-        yield begin, end, Use.HANG if trained or attempt.loaded else Use.START
-        return
-    if not trained and attempt.joined is None and attempt.loaded is None and attempt.processes is not None:
-        fault = end if attempt.fault is None else _within(_micro(attempt.fault), begin, end)
-        yield begin, fault, Use.NOT_MEASURED
-        begin = fault
-    elif not trained and attempt.loaded is None:
-        fault = end if attempt.fault is None else _within(_micro(attempt.fault), begin, end)
-        yield begin, fault, Use.LOAD if attempt.joined is not None else Use.START
-        begin = fault
-    yield begin, end, Use.STOP
-
-
-def _span(begin: int, end: int, use: Use, nodes: int, attempt: int | None) -> Iterator[Span]:
-    if end > begin and nodes > 0:
-        yield Span(begin, end, use, nodes, attempt)
-
-
-def _micro(time: datetime) -> int:
-    return (time - _EPOCH) // timedelta(microseconds=1)
-
-
-def _within(value: int, least: int, most: int) -> int:
-    return max(least, min(value, most))
-
-
-_EPOCH = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+        """Steps that were done before."""
+        for use, length in step.parts.items():
+            begin = cutter.cursor
+            length = min(length, max(min(step.time, stop) - begin, timedelta()))
+            if use is Use.USEFUL:
+                until(begin + length * again // step.count, Use.RECOMPUTE)
+            until(begin + length, use)
+        until(step.time, Use.OTHER)
+        highest = max(highest, step.last)
+    began = bool(attempt.steps) or "loaded" in marks
+    if began:
+        use = Use.NOT_MEASURED if attempt.goes_on else Use.HANG if attempt.hung else Use.STOP
+    elif attempt.hung and not attempt.goes_on:
+        use = Use.START
+    else:  # until it failed
+        own = Use.LOAD if "joined" in marks else Use.NOT_MEASURED if "processes" in marks else Use.START
+        until(marks.get("fault", stop), own)
+        use = Use.STOP
+    until(stop, use)
+    return highest

@@ -3,10 +3,13 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import jinja2
 import markupsafe
+
+from glmforge.errors import ConfigError
 
 
 class Tile(NamedTuple):
@@ -55,6 +58,12 @@ def make_table(
     given = [column if isinstance(column, Column) else Column(column, number=i > 0) for i, column in enumerate(columns)]
     cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
     return Table(title, note, given, cells)
+
+
+def check_suffix(out: Path, option: str) -> None:
+    """Raises `ConfigError` for a page that is not called .html."""
+    if out.suffix != ".html":
+        raise ConfigError(f"{option}: {out}: does not end in .html")
 
 
 def page_template(name: str, package: str = "glmforge.report") -> jinja2.Template:

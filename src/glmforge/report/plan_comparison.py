@@ -9,9 +9,8 @@ from glmforge.observe.units import format_count, format_seconds
 from glmforge.plan.answers import Answer, answers, machine_words, parts_by_size
 from glmforge.plan.comparison import compared_rows, differing_settings
 from glmforge.plan.report import PlanReport
-from glmforge.report.page import Column, Summary, Tile, make_table, page_template
+from glmforge.report.page import Column, Summary, Tile, check_suffix, make_table, page_template
 from glmforge.report.plan_memory import MemoryBars, memory_bars
-from glmforge.report.plan_page import check_suffix
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class _Side:
 
 def write_comparison(first: PlanReport, second: PlanReport, out: Path) -> Path:
     """Write both to `out`, which it returns. Raises `ConfigError` for a suffix other than .html."""
-    check_suffix(out)
+    check_suffix(out, "--page")
     longest = max(*first.step.parts.values(), *second.step.parts.values())
     names = _names(first, second)
     sides = [_side(name, plan, longest) for name, plan in zip(names, (first, second), strict=True)]

@@ -4,16 +4,16 @@ import re
 from collections import defaultdict
 from collections.abc import Sequence
 
-import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Patch, PathPatch
 from matplotlib.path import Path
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from glmforge.observe.units import format_seconds
+from glmforge.plan.report import PlanReport
+from glmforge.plan.search.search import Candidate
 from glmforge.plan.time.simulate import Span
-from glmforge.report.canvas import SERIES, STYLE, Figure, to_svg
+from glmforge.report.canvas import INK, MUTED, SERIES, Figure, draw_legend, drawing
 
 _MOST_PASSES = 90
 """Of a rank on a drawing: of longer steps the beginning and the end are drawn."""
@@ -31,6 +31,8 @@ _WORDS = {"input": "backward, activations", "weight": "backward, weights"}
 _LATER_STAGE = 0.6
 """Opacity of passes through a rank's second stage and those after it, as a share of the first's."""
 _GAP = 0.12
+_MOST_POINTS = 1500
+"""Layouts that are drawn besides the best."""
 _READABLE = 0.012
 """Share of the drawing's width that the number of a micro-batch needs."""
 
@@ -41,9 +43,8 @@ def draw_pipeline(timeline: Sequence[Span]) -> Figure | None:
     if num_ranks == 1:
         return None
     windows = _windows(timeline, num_ranks)
-    with matplotlib.rc_context(STYLE):
-        canvas = Canvas(figsize=(10.6, 0.23 * num_ranks + 1.15), layout="constrained")
-        panels = canvas.subplots(1, len(windows), sharey=True, squeeze=False)[0]
+    with drawing("pipeline", 0.23 * num_ranks + 1.15) as plot:
+        panels = plot.canvas.subplots(1, len(windows), sharey=True, squeeze=False)[0]
         for axes, window in zip(panels, windows, strict=True):
             _draw_rows(axes, timeline, num_ranks, window)
         if len(windows) == 1:
@@ -51,7 +52,7 @@ def draw_pipeline(timeline: Sequence[Span]) -> Figure | None:
         panels[0].set(ylabel="pipeline rank", ylim=(num_ranks, 0))
         panels[0].set_yticks([rank + 0.5 for rank in range(num_ranks)], [str(rank) for rank in range(num_ranks)])
         _draw_key(panels[-1], timeline)
-        svg = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", to_svg(canvas, "pipeline"))
+    svg = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", plot.svg)
     caption = "What each pipeline rank computes in a step, predicted; it waits where nothing is drawn."
     if any(_is_later(span, num_ranks) for span in timeline):
         caption += " Passes through a rank's second stage are paler."
@@ -121,3 +122,34 @@ def _number(axes: Axes, timeline: Sequence[Span]) -> None:
     for span in passes:
         middle = (span.start + span.stop) / 2, span.pp_rank + 0.5
         axes.text(*middle, str(span.micro_batch), ha="center", va="center", fontsize=6.5)
+
+
+def draw_pareto(report: PlanReport) -> Figure | None:
+    """Time against memory; None for a plan without a search."""
+    found = report.search
+    if found is None:
+        return None
+    with drawing("pareto", 3.9) as plot:
+        axes = plot.axes
+        others = found.ranked[:: len(found.ranked) // _MOST_POINTS + 1]
+        axes.plot(*_places(others), linestyle="none", marker="o", markersize=2.5, color=MUTED, alpha=0.45, label="fits")
+        best = found.pareto
+        axes.plot(*_places(best), marker="o", markersize=4.5, color=SERIES[0], label="best")
+        place = [report.memory.estimate.peak / 1e9], [report.step.seconds]
+        axes.plot(*place, linestyle="none", marker="D", color=SERIES[1], label="this plan")
+        axes.axvline(found.memory_limit / 1e9, color=INK, linewidth=0.8, linestyle=(0, (3, 2)))
+        axes.set(xlabel="peak memory of the fullest rank, GB", ylabel="step")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_seconds(value)))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.margins(x=0.03, y=0.08)
+        draw_legend(axes)
+    caption = (
+        f"{found.num_fitting:,} of {found.num_layouts:,} layouts fit; the dashed line is the memory that they may need."
+    )
+    return Figure("Layouts: time against memory", caption, plot.svg, wide=True)
+
+
+def _places(candidates: tuple[Candidate, ...]) -> tuple[list[float], list[float]]:
+    return [candidate.memory.peak / 1e9 for candidate in candidates], [c.time.seconds for c in candidates]

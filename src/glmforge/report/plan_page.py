@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from glmforge.config import dump_config
-from glmforge.errors import ConfigError
 from glmforge.extras import needed_for
 from glmforge.observe.run import write_text
 from glmforge.observe.units import format_count, format_duration, format_seconds
@@ -34,7 +33,7 @@ from glmforge.plan.layout import axis_rows
 from glmforge.plan.machine.hardware import Accelerator
 from glmforge.plan.report import PlanReport, stage_summary
 from glmforge.plan.variations import Variation, vary
-from glmforge.report.page import Column, Summary, Table, Tile, make_table, page_template
+from glmforge.report.page import Column, Summary, Table, Tile, check_suffix, make_table, page_template
 from glmforge.report.plan_memory import MemoryBars, memory_bars
 
 if TYPE_CHECKING:
@@ -60,10 +59,9 @@ _CHOICES = ("gpu", "gpus", "network", "batch")
 def write_plan(report: PlanReport, out: Path) -> Path:
     """Write the page of a plan to `out`, which it returns. Raises `ConfigError` for a suffix other than .html and
     `MissingPackageError` if matplotlib is not installed."""
-    check_suffix(out)
+    check_suffix(out, "--page")
     with needed_for("--page: drawing"):
-        from glmforge.report.plan_figures import draw_pipeline
-        from glmforge.report.plan_pareto import draw_pareto
+        from glmforge.report.plan_figures import draw_pareto, draw_pipeline
     drawn = [draw_pipeline(report.step.timeline), draw_pareto(report)]
     figures = [figure for figure in drawn if figure is not None]
     phase = report.config.phases[0].name
@@ -71,12 +69,6 @@ def write_plan(report: PlanReport, out: Path) -> Path:
     page = page_template("plan.html")
     write_text(out, page.render(summary=_summarize(report), plan=plan, config=dump_config(report.run)))
     return out
-
-
-def check_suffix(out: Path) -> None:
-    """Raises `ConfigError` for a name that is no page's."""
-    if out.suffix != ".html":
-        raise ConfigError(f"--page: {out}: does not end in .html; name it by what it is")
 
 
 def variations_as_json(report: PlanReport) -> dict[str, Any]:

@@ -1,13 +1,14 @@
-"""What Ctrl-C does while a process runs, also while its main thread cannot run Python.
+"""What Ctrl-C, or the end of torchrun, does while a process runs, also while its main thread cannot run Python.
 
 A handler of `signal.signal` runs in the main thread between two bytecodes, so never while that waits in C++ for a peer
 that does not come. Here the interpreter's wake-up descriptor tells a thread, which acts at once.
 """
 
 import os
+import select
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -75,7 +76,7 @@ class InterruptWatch:
 
 
 def ends_at_once(line: str, *, speaks: bool = True) -> InterruptWatch:
-    """On the first interrupt the process says `line`, if it `speaks`, and ends, whatever it is doing."""
+    """On the first interrupt the process says `line`, if it `speaks`, and ends at once."""
 
     def act(count: int) -> None:
         if speaks:
@@ -93,3 +94,29 @@ def say(line: str) -> None:
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
     """The thread acts."""
+
+
+def end_with_torchrun(environment: Mapping[str, str] = os.environ) -> None:
+    """From now on this process ends within a moment of torchrun's end, with a line of the node's first rank.
+
+    torchrun ends its ranks when it ends, unless it is killed. They would then wait for each other, or train beside the
+    job that is started in place of theirs. Ranks that `glmforge launch` starts are ended by the program beside them
+    (`glmforge_ops.jobs.ranks`).
+    """
+    if "TORCHELASTIC_RUN_ID" not in environment or "GLMFORGE_STEP_FILE" in environment:
+        return
+    parent = os.getppid()
+    try:
+        descriptor = os.pidfd_open(parent)
+    except (AttributeError, OSError):  # no Linux, an old one, or a parent outside this container
+        return
+    speaks = environment.get("LOCAL_RANK", "0") == "0"
+    threading.Thread(target=_end_with, args=(parent, descriptor, speaks), name="torchrun", daemon=True).start()
+
+
+def _end_with(parent: int, descriptor: int, speaks: bool) -> None:
+    if os.getppid() == parent:  # else it has ended before it could be watched
+        select.select([descriptor], [], [])
+    if speaks:
+        say(f"torchrun (process {parent}) was killed, and its ranks end, too; run it again to resume")
+    os._exit(1)

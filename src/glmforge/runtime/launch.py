@@ -115,7 +115,7 @@ class LaunchEnvironment:
         return self.local_rank == 0
 
     def meeting_point(self) -> tuple[str, int]:
-        """The address and port at which the ranks meet. Raises `ConfigError` if the launcher has not told."""
+        """The address and port at which the ranks meet. Raises `ConfigError` if the launcher does not give them."""
         for name, value in (("MASTER_ADDR", self.address), ("MASTER_PORT", self.port)):
             if value is None:
                 raise ConfigError(f"{name} is not set, but WORLD_SIZE is {self.world_size}: {HOW_TO_START}")

@@ -10,7 +10,7 @@ Lustre), and it cannot say who holds it. Here the claims are numbered files:
 
 * The highest number holds. A claim is the next number, made by link(2), which succeeds for one of any number of
   machines; it is there with its contents or not at all. Numbers only grow: a claim that comes too late is a lower one.
-* The holder overwrites its file every few seconds. Its end is told by the kernel on the same machine (also after
+* The holder overwrites its file every few seconds. Its end is known from the kernel on the same machine (also after
   SIGKILL, and at once); on another one by a file that has not changed for `lease_s` seconds of the watcher's own
   clock. No two clocks are compared.
 * A holder that was suspended, or cut off from the storage, finds a higher number when it comes back, and stops:
@@ -53,7 +53,7 @@ _CHECK_EVERY_S = 1.0
 
 
 class HeldError(GlmforgeError):
-    """Somebody else works in the directory."""
+    """The directory is locked by another process."""
 
 
 class LeaseLostError(GlmforgeError):
@@ -79,7 +79,7 @@ class Claim(BaseModel):
 
 
 class Found(NamedTuple):
-    """The highest claim: number 0 if there is none, `claim` None if it cannot be read as one."""
+    """The highest claim: number 0 if there is none, `claim` None if it is unreadable."""
 
     number: int
     content: bytes
@@ -119,7 +119,7 @@ class Lease:
         self.release()
 
     def acquire(self) -> None:
-        """Take it. Raises `HeldError`, after at most `lease_s` seconds of doubt, if somebody else holds it."""
+        """Take it. Raises `HeldError`, after at most `lease_s` seconds of doubt, if another process holds it."""
         while not self.attempt():
             time.sleep(min(1.0, self.lease_s / 20))
 
@@ -145,7 +145,7 @@ class Lease:
         return False
 
     def ensure_held(self, *, max_age_s: float = 0.0) -> None:
-        """Raise `LeaseLostError` if somebody has taken over; a look that is `max_age_s` seconds old is good enough."""
+        """Raise `LeaseLostError` if another process has taken over; a look `max_age_s` seconds ago is good enough."""
         if self._lost is None and _clock() - self._checked >= max_age_s:
             with suppress(OSError):  # storage that cannot be read is no proof; what is to be written will fail too
                 self._check()
@@ -170,7 +170,7 @@ class Lease:
             self._claim = None
 
     def newest(self) -> Found:
-        """The claim that holds if any does; number 0 if there is none. Raises `OSError` if that cannot be read."""
+        """The claim that holds if any does; number 0 without any. Raises `OSError` if that cannot be read."""
         try:
             return self._newest()
         except FileNotFoundError:
@@ -204,7 +204,7 @@ class Lease:
         return lives is False or (lives is True and claim.inode != self._claims.stat().st_ino)
 
     def _describe(self, found: Found) -> str:
-        return f"{self.directory}: in use by {found.claim or f'somebody whose claim cannot be read (#{found.number})'}"
+        return f"{self.directory}: in use by {found.claim or f'an unreadable lock (#{found.number})'}"
 
     def _newest(self) -> Found:
         for number in sorted(self._numbers(), reverse=True):
@@ -299,7 +299,7 @@ class Lease:
         if found.number == self._number and (found.claim is None or found.claim.token == self._token):
             self._checked = began
             return
-        by = f"taken over by {found.claim}" if found.claim is not None else "unlocked by somebody"
+        by = f"taken over by {found.claim}" if found.claim is not None else "unlocked by another process"
         self._lost = (
             f"{self.directory}: {by} while this process gave no sign of life (suspended, or cut off from storage); "
             "it stops here and writes nothing more"

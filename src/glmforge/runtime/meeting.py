@@ -149,11 +149,11 @@ def _compare(store: dist.Store, launch: LaunchEnvironment, facts: Facts) -> str 
     names = [name for name in {**expected, **own} if expected.get(name) != own.get(name)]
     if not names:
         return None
-    told = [f"{name} is {own.get(name, 'not set')}, not {expected.get(name, 'left out')}" for name in names[:_NAMED]]
+    others = [f"{name} is {own.get(name, 'not set')}, not {expected.get(name, 'left out')}" for name in names[:_NAMED]]
     more = f"; and {len(names) - _NAMED} more differ" if len(names) > _NAMED else ""
     return (
         f"node {socket.gethostname()} (rank {launch.rank}) differs from node {said['host']} (rank 0): "
-        f"{'; '.join(told)}{more}. Start all nodes with the same glmforge, configuration and settings"
+        f"{'; '.join(others)}{more}. Start all nodes with the same glmforge, configuration and settings"
     )
 
 
@@ -188,7 +188,7 @@ def _listen(address: str, port: int) -> socket.socket:
 
 
 def _reach(launch: LaunchEnvironment, address: str, port: int, wait_s: float) -> None:
-    """Return as soon as somebody listens where rank 0, or torchrun, keeps the store."""
+    """Return as soon as a process listens where rank 0, or torchrun, keeps the store."""
     started = said = time.monotonic()
     said -= _SAY_EVERY_S
     while True:
@@ -251,7 +251,7 @@ def _take_seat(store: dist.Store, launch: LaunchEnvironment) -> None:
 
 
 def _wait_for_all(store: dist.Store, launch: LaunchEnvironment, wait_s: float) -> str:
-    """Of rank 0: why the job cannot begin, which is told to all who came; empty if it can."""
+    """Of rank 0: why the job cannot begin, which all who came get as well; empty if it can."""
     started = said = time.monotonic()
     said -= _SAY_EVERY_S if launch.num_nodes > 1 else 0
     address, port = launch.meeting_point()
@@ -285,7 +285,7 @@ def _wait_for_verdict(store: dist.Store, launch: LaunchEnvironment, wait_s: floa
     until = time.monotonic() + wait_s + 2 * _FAREWELL_S
     while not store.check(["verdict"]):
         if time.monotonic() > until:
-            return f"rank 0 did not say within {wait_s:g} s whether all ranks are there: see its node's output"
+            return f"timed out after {wait_s:g} s waiting for rank 0 to count the ranks: see its node's output"
         time.sleep(_POLL_S * (1 + launch.world_size / 64))  # not too many questions at a time
     verdict = store.get("verdict").decode()
     if verdict:

@@ -24,7 +24,7 @@ class ProcessIdentity(BaseModel):
     began: int
     """Clock ticks from the machine's boot to its start."""
     job: str = ""
-    """The batch job that it is part of, in words; empty if there is none."""
+    """The batch job that it is part of, in words; empty without one."""
 
     def __str__(self) -> str:
         job = f", {self.job}" if self.job else ""

@@ -1,10 +1,10 @@
-"""The one place that makes an ssh command line, and that tells why ssh did not get through.
+"""The one place that makes an ssh command line, and that explains why ssh did not get through.
 
-Nothing is ever asked (`BatchMode`) and no host key is taken that is not known already (`StrictHostKeyChecking=yes`):
-both stand on the command line, where they win over whatever a configuration file says. `glmforge cluster setup` makes
-keys known. No agent, no X11 and no port is forwarded: a node that has been taken over must not reach further.
+ssh never prompts (`BatchMode`) and accepts only known host keys (`StrictHostKeyChecking=yes`): both are given on the
+command line, where they win over configuration files. `glmforge cluster setup` makes keys known. No agent, no X11 and
+no port is forwarded: a node that has been taken over must not reach further.
 
-What a user asks of a remote shell is quoted here, once.
+Commands for a remote shell are quoted here, once.
 """
 
 import re
@@ -31,7 +31,7 @@ _ALWAYS = (
     *("-o", "ServerAliveCountMax=4"),
 )
 
-# First match wins; what ssh says, what it means and what mends it.
+# First match wins: what ssh prints, its meaning and the fix.
 _REASONS = (
     ("REMOTE HOST IDENTIFICATION HAS CHANGED", "its host key is not the one that is known",
      "find out why (a new machine, or another one in its place), then 'ssh-keygen -R HOST' and glmforge cluster setup"),
@@ -104,15 +104,20 @@ class Ssh:
         return self.to_shell(host, shlex.join(words))
 
     def to_shell(self, host: str, script: str) -> list[str]:
-        """The command line that has a POSIX shell of `host` run `script`, whatever the user's login shell is."""
+        """The command line that has a POSIX shell of `host` run `script`, not the user's login shell."""
         return [*self.command, *self.options, "--", host, f"sh -c {shlex.quote(script)}"]
 
 
+def unreachable(host: str, stderr: str) -> str:
+    """One line for users, from what ssh printed before it ended with `UNREACHABLE`."""
+    return "{}: {}; {}".format(host, *explain_unreachable(stderr))
+
+
 def explain_unreachable(stderr: str) -> tuple[str, str]:
-    """What was wrong, in words, and what mends it; for what ssh wrote before it ended with `UNREACHABLE`."""
-    for said, meaning, mend in _REASONS:
-        if said in stderr:
-            return meaning, mend
+    """What was wrong, in words, and the fix; for what ssh printed before it ended with `UNREACHABLE`."""
+    for printed, meaning, fix in _REASONS:
+        if printed in stderr:
+            return meaning, fix
     return last_line(stderr) or "no reason given", "try 'ssh -v HOST true'"
 
 

@@ -1,4 +1,4 @@
-"""Waiting for other threads without missing a signal.
+"""Waiting for other threads without missing a signal, and `map` over a few threads.
 
 Python's handler of a signal, Ctrl-C's included, runs in the main thread between two bytecodes. One that waits for a
 lock is woken for it only by a signal that arrives while it waits: one that comes just before, when the thread has
@@ -9,12 +9,13 @@ short steps: between two of them handlers run.
 """
 
 import threading
-from collections.abc import Collection, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 STEP_S = 0.2
 """A signal is heeded after so many seconds at the latest."""
@@ -47,3 +48,24 @@ def join(thread: threading.Thread) -> None:
     """Until the thread has ended."""
     while thread.is_alive():
         thread.join(STEP_S)
+
+
+def map_in_threads(
+    function: Callable[[T], R],
+    items: Iterable[T],
+    num_threads: int,
+    *,
+    at_start: Callable[[], object] | None = None,
+) -> Iterator[R]:
+    """`map`, with calls of several items at once, for calls that wait for disks or networks; results in order.
+
+    An error of a call, or an interrupt, ends it: calls that have begun are waited for, others are not made. `at_start`
+    is called in each thread first.
+    """
+    with ThreadPoolExecutor(num_threads, initializer=at_start) as pool:
+        futures = [pool.submit(function, item) for item in items]
+        try:
+            for future in futures:
+                yield result_of(future)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -1,16 +1,13 @@
 """The drawings of a corpus report: how much is left after each stage, and how lengths, languages, scores are spread."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter
 
 from glmforge.observe.units import format_bytes, format_count
-from glmforge.report.canvas import MUTED, SERIES, STYLE, Figure, Plot, to_svg
+from glmforge.report.canvas import MUTED, SERIES, Figure, drawing
 
 _SHOWN_LANGUAGES = 15
 
@@ -23,19 +20,10 @@ def draw_corpus_figures(stages: Sequence[dict[str, Any]]) -> list[Figure]:
     return [figure for figure in figures if figure is not None]
 
 
-@contextmanager
-def _plot(name: str, *, wide: bool = False) -> Iterator[Plot]:
-    with matplotlib.rc_context(STYLE):
-        canvas = Canvas(figsize=(10.6, 3.2) if wide else (5.1, 2.55), layout="constrained")
-        plot = Plot(canvas.add_subplot())
-        yield plot
-        plot.svg = to_svg(canvas, name)
-
-
 def _left(stages: Sequence[dict[str, Any]]) -> Figure:
     names = [stage["kind"] for stage in stages]
     left = [stage["statistics"]["written"]["bytes"] for stage in stages]
-    with _plot("left", wide=True) as plot:
+    with drawing("left", 3.2) as plot:
         bars = plot.axes.bar(range(len(left)), left, width=0.6, color=SERIES[0])
         plot.axes.bar_label(bars, [format_bytes(value) for value in left], padding=2, color=MUTED)
         plot.axes.set_xticks(range(len(names)), names)
@@ -49,7 +37,7 @@ def _lengths(stages: Sequence[dict[str, Any]]) -> Figure | None:
     if not first and not last:
         return None
     exponents = range(min([*first, *last]), max([*first, *last]) + 1)
-    with _plot("lengths") as plot:
+    with drawing("lengths", 2.55, wide=False) as plot:
         for counts, color, label in ((first, SERIES[1], stages[0]["kind"]), (last, SERIES[0], "at the end")):
             values = [counts.get(exponent, 0) for exponent in exponents]
             plot.axes.stairs(values, [*exponents, exponents[-1] + 1], color=color, label=label)
@@ -68,7 +56,7 @@ def _languages(last: dict[str, Any]) -> Figure | None:
     ordered = sorted(last["languages"].items(), key=lambda item: (-item[1]["bytes"], item[0]))[:_SHOWN_LANGUAGES]
     if not ordered:
         return None
-    with _plot("languages") as plot:
+    with drawing("languages", 2.55, wide=False) as plot:
         plot.axes.bar(range(len(ordered)), [flow["bytes"] for _, flow in ordered], width=0.6, color=SERIES[0])
         plot.axes.set_xticks(range(len(ordered)), [name for name, _ in ordered], rotation=45, ha="right")
         plot.axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
@@ -76,7 +64,7 @@ def _languages(last: dict[str, Any]) -> Figure | None:
 
 
 def _score(name: str, bins: Sequence[int]) -> Figure:
-    with _plot(f"score-{name}") as plot:
+    with drawing(f"score-{name}", 2.55, wide=False) as plot:
         plot.axes.stairs(bins, np.linspace(0, 1, len(bins) + 1), fill=True, color=SERIES[0])
         plot.axes.set(xlabel=f"score: {name}", ylabel="documents")
         plot.axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))

@@ -19,10 +19,11 @@ def copy(
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks of --follow.")] = 30.0,
     ssh: Annotated[str, typer.Option(help="How to call ssh.")] = "ssh",
 ) -> None:
-    """Copy the newest whole checkpoint of a run to a second place, and read it back there.
+    """Copy the newest whole checkpoint of a run to a second place, and verify it there.
 
-    It gets its name there when it is whole; interrupted and run again, it continues. HOST needs rsync and sha256sum.
-    The directory there is a run: 'glmforge checkpoint verify' checks it, and output_dir set to it resumes from it.
+    It gets its name there when it is whole; run it again to continue after an interruption. HOST needs rsync and
+    sha256sum. The directory there is a run: 'glmforge checkpoint verify' checks it, and output_dir set to it resumes
+    from it.
 
     Example:
 
@@ -30,30 +31,24 @@ def copy(
     """
     from glmforge.cli.interruptible import interruptible
     from glmforge.files import absolute
+    from glmforge.observe.units import format_bytes, format_duration
     from glmforge.runtime.ssh import Ssh
-    from glmforge_ops.storage.second_copy import copy_newest, parse_destination
-    from glmforge_ops.storage.second_copy import follow as follow_run
+    from glmforge_ops.storage.second_copy import copy_checkpoints, parse_destination
 
-    destination, reach = parse_destination(to), Ssh.of_command(ssh)
+    destination = parse_destination(to)
 
-    def tell(done: "Copied") -> None:
-        _tell(done, f"{destination}/{absolute(run_dir).name}/checkpoints/{done.name}")
-
-    def copy_once(unless: str | None) -> "Copied | None":
-        return copy_newest(run_dir, destination, reach, keep=keep, unless=unless)
+    def report(done: "Copied") -> None:
+        removed = f"; removed {', '.join(done.removed)}" if done.removed else ""
+        size, duration = format_bytes(done.num_bytes), format_duration(done.seconds)
+        place = f"{destination}/{absolute(run_dir).name}/checkpoints/{done.name}"
+        typer.echo(f"{place}: {done.num_files} files, {size}, verified, in {duration}{removed}")
 
     with interruptible("what has arrived is kept, run it again"):
-        if follow:
-            follow_run(copy_once, interval, tell)
-        elif (done := copy_once(None)) is not None:
-            tell(done)
-
-
-def _tell(done: "Copied", place: str) -> None:
-    from glmforge.observe.units import format_bytes, format_duration
-
-    removed = f"; removed {', '.join(done.removed)}" if done.removed else ""
-    typer.echo(
-        f"{place}: {done.num_files} files, {format_bytes(done.num_bytes)}, verified, in "
-        f"{format_duration(done.seconds)}{removed}"
-    )
+        copy_checkpoints(
+            run_dir,
+            destination,
+            Ssh.of_command(ssh),
+            keep=keep,
+            report=report,
+            every_s=interval if follow else None,
+        )

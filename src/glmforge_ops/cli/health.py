@@ -17,9 +17,6 @@ def health(
         typer.Argument(metavar="[CLUSTER.YAML]", help="What is expected of a node.", show_default="what it has"),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings fail, too.")] = False,
-    deepspeed: Annotated[
-        bool, typer.Option("--deepspeed", help="Also run DeepSpeed's ds_report, which is slow.")
-    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of the page.")] = False,
 ) -> None:
     """Look at this machine: GPUs, disks, memory, limits, network, versions, processes, environment variables.
@@ -33,21 +30,16 @@ def health(
 
         glmforge health cluster.yaml --strict --json
     """
-    from glmforge.files import escaped
     from glmforge_ops.health.checks.examine import counts_in_words
-    from glmforge_ops.health.look import deepspeed_report, look
-    from glmforge_ops.health.page import as_dict, lines
+    from glmforge_ops.health.look import look
     from glmforge_ops.hosts.machines import load_cluster
 
     found = look(None if config is None else load_cluster(config))
-    report = deepspeed_report() if deepspeed else None
     if as_json:
-        typer.echo(json.dumps(as_dict(found) | ({} if report is None else {"ds_report": report}), indent=1))
+        typer.echo(json.dumps(found.as_dict(), indent=1))
     else:
         console = Console(soft_wrap=True, highlight=False)
-        for status, subject, words in lines(found):
+        for status, subject, words in found.lines():
             console.print(f"[{_COLOURS[status]}]{status:8}[/] {escape(f'{subject:14} {words}')}")
         console.print(counts_in_words(found.count))
-        if report is not None:
-            console.print(escape(escaped(report, keep="\n")))
     raise typer.Exit(found.exit_status(strict))

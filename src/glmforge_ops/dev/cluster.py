@@ -18,15 +18,10 @@ from typing import Self
 
 from glmforge.errors import ConfigError, HostError
 from glmforge.files import shown
-from glmforge_ops.dev import network, slurm
-from glmforge_ops.dev.bring_up import bring_up, choose_mode, end_cluster, install_programs, start_nodes, wait_until_up
-from glmforge_ops.dev.host_processes import end_processes, ended_daemons, entering, environment_of
-from glmforge_ops.dev.options import HEAD, DevOptions, check_rate
-from glmforge_ops.dev.places import LONGEST, Places
-from glmforge_ops.dev.sshd import session_environment
-from glmforge_ops.dev.state import ClusterState, HostRecord, read_state
-
-Say = Callable[[str], None]
+from glmforge_ops.dev import network, services
+from glmforge_ops.dev.bring_up import bring_up, end_cluster, start_nodes, wait_until_up
+from glmforge_ops.dev.hosts import end_processes, ended_daemons, entering, environment_of
+from glmforge_ops.dev.state import HEAD, LONGEST, ClusterState, DevOptions, HostRecord, Places, read_state
 
 _RUN_LIMIT_S = 120.0
 
@@ -34,12 +29,12 @@ _RUN_LIMIT_S = 120.0
 class DevCluster:
     """A cluster that has been started. Methods raise `HostError` for what is not possible."""
 
-    def __init__(self, places: Places, state: ClusterState) -> None:
-        self.places, self.state = places, state
+    def __init__(self, state: ClusterState) -> None:
+        self.state = state
         self._tie: int | None = None
 
     @classmethod
-    def start(cls, directory: Path, options: DevOptions, *, say: Say = lambda line: None) -> Self:
+    def start(cls, directory: Path, options: DevOptions, *, say: Callable[[str], None] = lambda line: None) -> Self:
         """Start a cluster in `directory`, new or empty; it ends with this process until `detach` is called.
 
         `say` gets a line before each step that takes long. Installs missing Debian packages if this is root.
@@ -51,22 +46,18 @@ class DevCluster:
             )
         with places.lock():
             if (old := read_state(places)) is not None and old.is_running:
-                raise HostError(
-                    f"{directory}: a cluster is up there already; "
-                    f"end it: glmforge cluster dev down --directory {directory}"
-                )
+                down = f"glmforge cluster dev down --directory {directory}"
+                raise HostError(f"{directory}: a cluster is up there already; end it: {down}")
             end_cluster(places, old)
             places.clear()
-            cluster = cls(places, ClusterState(options=options, hosts={}))
+            cluster = cls(ClusterState(places=places, options=options))
             try:
-                choose_mode(places, cluster.state)
-                install_programs(cluster.state, say)
-                cluster._tie = bring_up(places, cluster.state)
-                cluster.state.write(places)
+                cluster._tie = bring_up(cluster.state, say)
+                cluster.state.write()
             except BaseException as error:
                 end_cluster(places, cluster.state)
                 cluster.detach()
-                if isinstance(error, HostError) and places.logs.exists():  # it names them
+                if isinstance(error, HostError) and (places / "log").exists():  # it names them
                     places.clear(keep_logs=True)
                 else:
                     places.remove()
@@ -76,7 +67,7 @@ class DevCluster:
     @classmethod
     def open(cls, directory: Path) -> Self:
         """The cluster that runs in `directory`."""
-        cluster = cls(Places(directory), ClusterState(options=DevOptions(), hosts={}))
+        cluster = cls(ClusterState(places=Places(directory), options=DevOptions()))
         cluster.refresh()
         return cluster
 
@@ -107,6 +98,10 @@ class DevCluster:
         self.detach()
 
     @property
+    def places(self) -> Places:
+        return self.state.places
+
+    @property
     def directory(self) -> Path:
         return self.places.directory
 
@@ -117,7 +112,7 @@ class DevCluster:
     @property
     def local_path(self) -> Path:
         """A node's local disk, as its processes see it; on this machine it is `disk`."""
-        return self.places.local
+        return self.places / "local"
 
     def disk(self, node: str) -> Path:
         return self.places.host(node) / "disk"
@@ -137,7 +132,7 @@ class DevCluster:
 
     def environment_on(self, host: str) -> dict[str, str]:
         """Variables of commands on a host."""
-        return self.environment | session_environment(self.places, self.state, host)
+        return self.environment | services.session_environment(self.state, host)
 
     def address(self, host: str) -> str:
         return self._record(host).address
@@ -170,7 +165,7 @@ class DevCluster:
 
     def slurm(self, *arguments: str) -> str:
         """Output of a Slurm command on the head. Raises `HostError` if it fails."""
-        return slurm.run_slurm(self.places, self.state, *arguments)
+        return services.run_slurm(self.state, *arguments)
 
     def fail(self, node: str) -> None:
         """Power a node off: its link goes first, so that its processes cannot say goodbye."""
@@ -186,10 +181,10 @@ class DevCluster:
             network.set_link(self.state, node, up=False)
             record.cut = True
 
-    def heal(self, node: str, *, wait: bool = True) -> None:
+    def heal(self, node: str) -> None:
         """Bring a node back: restore its link, or start the host again if it or one of its daemons has ended.
 
-        Returns when Slurm would give it jobs, and ssh works; without `wait` before that.
+        Returns when Slurm would give it jobs, and ssh works.
         """
         with self._changing(node) as record:
             since = 0
@@ -198,18 +193,15 @@ class DevCluster:
                 record.cut = False
             elif record.state == "failed" or self.ended_daemons(node):
                 self._take_down(node, record)
-                since = start_nodes(self.places, self.state, [node])
-            if wait:
-                wait_until_up(self.places, self.state, [node], [node], since)
+                since = start_nodes(self.state, [node])
+            wait_until_up(self.state, [node], [node], since)
 
     def limit_rate(self, node: str, rate: str | None) -> None:
-        """Limit a node's link in both directions, to "10mbit"; None: unlimited."""
-        check_rate(rate)
+        """Limit a node's link in both directions, to "10mbit", until it fails; None: unlimited."""
         self._need_links()
-        with self._changing(node) as record:
+        with self._changing(node):
             self._check_is_up(node)
             network.set_rate(self.state, node, rate)
-            record.rate = rate
 
     def ended_daemons(self, host: str) -> list[str]:
         """`DAEMON STATUS` of those that have ended although their host is up."""
@@ -217,7 +209,7 @@ class DevCluster:
 
     def slurm_states(self) -> dict[str, str]:
         """Node -> its state in Slurm; empty without Slurm."""
-        facts = slurm.node_facts(self.places, self.state) if self.state.options.slurm else {}
+        facts = services.node_facts(self.state) if self.state.options.slurm else {}
         return {name: fact.get("State", "").lower() for name, fact in facts.items()}
 
     def refresh(self) -> ClusterState:
@@ -239,7 +231,7 @@ class DevCluster:
             try:
                 yield self._record(node)
             finally:
-                self.state.write(self.places)
+                self.state.write()
 
     def _take_down(self, node: str, record: HostRecord) -> None:
         if self.state.mode == "namespaces":
@@ -264,11 +256,9 @@ class DevCluster:
 
 
 @contextmanager
-def development_cluster(
-    directory: Path, options: DevOptions | None = None, *, say: Say = lambda line: None
-) -> Iterator[DevCluster]:
+def development_cluster(directory: Path, options: DevOptions | None = None) -> Iterator[DevCluster]:
     """A cluster in `directory`, new or empty, that ends with the block, or with this process, however it ends."""
-    cluster = DevCluster.start(directory, options or DevOptions(), say=say)
+    cluster = DevCluster.start(directory, options or DevOptions())
     try:
         yield cluster
     finally:

@@ -5,20 +5,22 @@ it goes with the head. Rates hold in both directions, with a limit at each end o
 """
 
 import json
+import re
 import subprocess
 from collections.abc import Sequence
 from ipaddress import IPv4Network
+from pathlib import Path
 
-from glmforge.errors import HostError
-from glmforge_ops.dev.host_processes import entering
-from glmforge_ops.dev.options import HEAD
-from glmforge_ops.dev.state import ClusterState
+from glmforge.errors import ConfigError, HostError
+from glmforge_ops.dev.hosts import entering
+from glmforge_ops.dev.state import HEAD, ClusterState
 
 _INTERFACE, _BRIDGE = "eth0", "bridge"
 _HEAD, _OUTSIDE = 254, 253
 _NETWORKS = tuple(IPv4Network("10.77.0.0/16").subnets(new_prefix=24))
 
 # A burst of 64 KiB is more than what the kernel sends at once; what waits longer than the latency is dropped.
+_RATE = re.compile(r"[1-9][0-9]{0,5}(kbit|mbit|gbit)")
 _SLOW = "root tbf rate {rate} burst 64kb latency 400ms"
 
 
@@ -29,9 +31,10 @@ def make_bridge(state: ClusterState) -> None:
     cannot take the same.
     """
     network, state.uplink = _make_uplink(state.pid(HEAD))
+    state.uplink_index = _index(state.uplink)
     state.hosts[HEAD].address = str(network[_HEAD])
     for number, name in enumerate(state.options.node_names, 1):
-        state.hosts[name].address, state.hosts[name].rate = str(network[number]), state.options.link_rate
+        state.hosts[name].address = str(network[number])
     inside = [f"link add {_BRIDGE} type bridge", "link set lo up", f"link set {_BRIDGE} up"]
     inside += [f"addr add {network[_HEAD]}/24 dev {_BRIDGE}", f"link set uplink master {_BRIDGE} up"]
     _ip(state, HEAD, inside)
@@ -53,9 +56,17 @@ def _make_uplink(head: int) -> tuple[IPv4Network, str]:
     raise HostError("no network of 10.77.0.0/16 is free; end other clusters first")
 
 
-def remove_uplink(name: str) -> None:
-    """It goes with the head anyway, but not at once."""
-    _run(["ip", "link", "delete", name])
+def remove_uplink(state: ClusterState) -> None:
+    """It goes with the head, but not at once; its name may be another cluster's by now, its index may not."""
+    if state.uplink is not None and _index(state.uplink) == state.uplink_index:
+        _run(["ip", "link", "delete", state.uplink])
+
+
+def _index(interface: str) -> int:
+    try:
+        return int(Path("/sys/class/net", interface, "ifindex").read_text())
+    except OSError:  # it is gone, or goes
+        return 0
 
 
 def connect(state: ClusterState, nodes: Sequence[str]) -> None:
@@ -73,8 +84,6 @@ def connect(state: ClusterState, nodes: Sequence[str]) -> None:
     for name in nodes:
         address = f"addr add {state.hosts[name].address}/24 dev {_INTERFACE}"
         _ip(state, name, ["link set lo up", address, f"link set {_INTERFACE} up"])
-        if state.hosts[name].rate is not None:
-            set_rate(state, name, state.hosts[name].rate)
 
 
 def disconnect(state: ClusterState, node: str) -> None:
@@ -88,7 +97,9 @@ def set_link(state: ClusterState, node: str, *, up: bool) -> None:
 
 
 def set_rate(state: ClusterState, node: str, rate: str | None) -> None:
-    """Limit a link to `rate` in each direction; None: unlimited."""
+    """Limit a link to `rate` in each direction, as tc writes it: "10mbit"; None: unlimited."""
+    if rate is not None and not _RATE.fullmatch(rate):
+        raise ConfigError(f"link rate {rate!r}: use an integer with kbit, mbit or gbit, such as 100mbit")
     for host, interface in ((HEAD, node), (node, _INTERFACE)):
         change = (
             f"delete dev {interface} root" if rate is None else f"replace dev {interface} {_SLOW.format(rate=rate)}"

@@ -172,20 +172,6 @@ _glmforge_check_gids() {
   done
 }
 
-# PORTS AF_INET|AF_INET6: the index that the RoCE v2 addresses of all ports share.
-_glmforge_gid_index() {
-  local port index found=
-  for port in ${1//,/ }; do
-    index=$(_glmforge_gid_of "$port" "$2")
-    if [[ -n $found && $found != "$index" ]]; then
-      _glmforge_warn "RoCE v2 addresses of $1 have different indices: set NCCL_IB_HCA to ports that share one"
-      return 0
-    fi
-    found=$index
-  done
-  echo "$found"
-}
-
 # Cores of this node that its job may use: bound to it, and within the quota of its container.
 _glmforge_cores() {
   local cores quota period
@@ -217,7 +203,7 @@ _glmforge_threads() {
   echo $((gpus > 0 && threads > 16 ? 16 : threads))
 }
 
-# A directory of this node and user, and of nobody else, since what lies in it is run.
+# A directory of this node that only this user can write to, since code in it is run.
 _glmforge_make_cache() {
   local cache=${TMPDIR:-/tmp}/glmforge-cache-$EUID
   mkdir -m 700 "$cache" 2>/dev/null || true

@@ -1,8 +1,8 @@
 """Find settings that do nothing or do harm (`known_bad.toml`) in scripts, or in the environment of a process.
 
-Plain assignments are read, wherever they stand in a line: `export NAME=value`, `NAME=value command`, `ENV NAME value`
-of a Dockerfile, `-x NAME=value`, `NAME: value` of YAML. A value that is computed (`$OTHER`) is not judged. A line with,
-or below, the comment `# env-lint: ignore` is left alone.
+Plain assignments are read anywhere in a line: `export NAME=value`, `NAME=value command`, `ENV NAME value` of a
+Dockerfile, `-x NAME=value`, `NAME: value` of YAML. A value that is computed (`$OTHER`) is not judged. A line with, or
+below, the comment `# env-lint: ignore` is skipped.
 """
 
 import re
@@ -27,14 +27,12 @@ _SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_A
 _VALUE = r"(?P<value>\"[^\"]*\"|'[^']*'|[^\s\"';&|]*)"
 _ASSIGNED = re.compile(rf"(?:^|[\s;&|,(\"':={{-])(?P<name>[A-Z][A-Z0-9_]+)=(?!=){_VALUE}")
 _NAMED = re.compile(rf"^\s*(?:ENV|-)?\s*[\"']?(?P<name>[A-Z][A-Z0-9_]+)[\"']?(?::\s+|\s+){_VALUE}")
-_PAIR = re.compile(r"^\s*-?\s*name:\s*[\"']?(?P<name>[A-Z][A-Z0-9_]+)[\"']?\s*$")
-_PAIRED = re.compile(rf"^\s*value:\s*{_VALUE}")
 _MESSAGE = re.compile(r"\s*(?:echo|printf|grep)\b")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A row of `known_bad.toml`: `values` is a pattern for the whole value, None for any."""
+    """A row of `known_bad.toml`: `values` is a pattern for the whole value; None means any value."""
 
     name: str
     severity: Severity
@@ -43,11 +41,11 @@ class Setting:
     values: str | None = None
     example: str | None = None
 
-    def is_meant(self, value: str | None) -> bool:
-        """Whether the row speaks of this value."""
-        if self.values is None:
-            return True
-        return value is not None and re.fullmatch(self.values, value.strip(), re.IGNORECASE) is not None
+    def matches(self, value: str | None) -> bool:
+        """Whether the row is about this value."""
+        if self.values is None or value is None:
+            return self.values is None
+        return re.fullmatch(self.values, value.strip(), re.IGNORECASE) is not None
 
 
 @dataclass(frozen=True)
@@ -62,11 +60,6 @@ class Finding:
     problem: str
     instead: str
 
-    @property
-    def place(self) -> str:
-        """File and line."""
-        return f"{self.source}:{self.line}" if self.line else self.source
-
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
         return asdict(self)
@@ -75,7 +68,8 @@ class Finding:
 @cache
 def known_bad() -> tuple[Setting, ...]:
     """The rows of `known_bad.toml`."""
-    return tuple(Setting(**row) for row in tomllib.loads(packaged("known_bad.toml"))["setting"])
+    rows = tomllib.loads(packaged("known_bad.toml"))["setting"]
+    return tuple(Setting(name, **row) for row in rows for name in row.pop("names"))
 
 
 def lint_files(paths: Iterable[Path]) -> list[Finding]:
@@ -92,21 +86,10 @@ def _lint_file(path: Path) -> Iterator[Finding]:
     text = read_text(path, error=ConfigError, max_bytes=MAX_BYTES)
     if "\0" in text:
         raise ConfigError(f"{shown(path)}: cannot be read: contains null bytes; is it a script?")
-    source, ignored = shown(path), False
-    pair: str | None = None
+    source, is_ignored = shown(path), False
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
-        skip, ignored = ignored, False
-        if _IGNORE in line:
-            ignored = line.lstrip().startswith("#")
-            continue
-        settings = list(_settings(line))
-        if pair is not None and (found := _PAIRED.match(line)):
-            settings.append((pair, found["value"]))
-        found = _PAIR.match(line)
-        pair = found["name"] if found else None
-        if skip:
-            continue
-        for name, written in settings:
+        skip, is_ignored = is_ignored or _IGNORE in line, line.lstrip().startswith("#") and _IGNORE in line
+        for name, written in () if skip else _settings(line):
             value = _plain(written)
             yield from _judge(source, number, name, value)
             if name in _SECRETS and value:
@@ -134,7 +117,7 @@ def _plain(written: str) -> str | None:
 
 def _judge(source: str, line: int, name: str, value: str | None) -> Iterator[Finding]:
     for row in _rows(name):
-        if row.is_meant(value):
+        if row.matches(value):
             hidden = value is None or is_secret(name, value)
             text = None if hidden or value is None else shown(value[:_MAX_SHOWN])
             yield Finding(source, line, row.severity, name, text, row.why, row.instead)

@@ -7,25 +7,11 @@ import tomllib
 from dataclasses import dataclass
 from importlib import resources
 from itertools import groupby
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 Network = Literal["infiniband", "roce", "tcp"]
 """How NCCL's bytes travel between nodes: InfiniBand, RDMA over Ethernet (RoCE), or plain sockets."""
 NETWORKS: tuple[Network, ...] = get_args(Network)
-RDMA: tuple[Network, ...] = ("infiniband", "roce")
-
-FOUND = {
-    "interface": "the interface that leads to MASTER_ADDR, else the default route's, else the fastest",
-    "exact_interface": "the same, with NCCL's `=` for an exact name: `=eth0`",
-    "family": "`AF_INET` if that interface has an IPv4 address, else `AF_INET6`",
-    "infiniband_devices": "the fastest active InfiniBand ports: `=mlx5_0:1,mlx5_1:1`",
-    "roce_devices": "the fastest active RDMA ports on Ethernet: `=mlx5_0:1,mlx5_1:1`",
-    "gid_index": "the index of the RoCE v2 address, if it is the same on all ports",
-    "socket_threads": "4 on a link of 50 Gbit/s or more",
-    "threads": "cores of this node / ranks of this node, at most 16 beside GPUs",
-    "cache": "a directory of this user in TMPDIR, or /tmp, of this node",
-}
-"""What the script looks for on the node that runs it; the bash that does so is in `finders.sh`."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +19,12 @@ class Variable:
     """A row of the table.
 
     Attributes:
-        set: what the script sets; None if it looks for the value (`find`) or leaves the variable alone.
+        default: the value where nothing sets it.
+        set: what the script sets; None if it looks for the value (`find`) or does not set the variable.
         find: what the script looks for on each node, a key of `FOUND`.
+        directory: of a cache, its name.
         networks: where the script sets it; None: everywhere.
-        default: what holds where it is not set.
         by_glmforge: glmforge sets the value itself unless the user did, so the script need not.
-        nccl: the versions of NCCL for which the script sets it, from and below; an empty end is open.
     """
 
     name: str
@@ -49,28 +35,23 @@ class Variable:
     source: str
     set: str | None = None
     find: str | None = None
+    directory: str = ""
     networks: tuple[Network, ...] | None = None
     by_glmforge: bool = False
-    nccl: tuple[str, ...] = ("", "")
 
     @property
     def is_set(self) -> bool:
         """Whether the script sets it, on some network."""
         return (self.set is not None or self.find is not None) and not self.by_glmforge
 
+    @property
+    def bash(self) -> str | None:
+        """What the script sets, as a word of bash."""
+        return FOUND[self.find]["bash"].replace("DIRECTORY", self.directory) if self.find else self.set
+
     def is_for(self, network: Network) -> bool:
         """Whether it means something on `network`."""
         return self.networks is None or network in self.networks
-
-    def is_for_nccl(self, version: tuple[int, ...]) -> bool:
-        """Whether NCCL `version`, e.g. (2, 27), is among those that the row is for."""
-        first, end = (parse_version(text) for text in self.nccl)
-        return (not first or version >= first) and (not end or version < end)
-
-
-def parse_version(text: str) -> tuple[int, ...]:
-    """Numbers of "2.27.3"; empty for an empty text. Raises `ValueError`."""
-    return tuple(int(part) for part in text.split(".")) if text else ()
 
 
 def packaged(name: str) -> str:
@@ -78,14 +59,12 @@ def packaged(name: str) -> str:
     return resources.files("glmforge_ops.environment").joinpath(name).read_text(encoding="utf-8")
 
 
-def _read() -> tuple[Variable, ...]:
-    rows: list[dict[str, Any]] = tomllib.loads(packaged("variables.toml"))["variable"]
-    for row in rows:
-        row.update({key: tuple(row[key]) for key in ("networks", "nccl") if key in row})
-    return tuple(Variable(**row) for row in rows)
-
-
-VARIABLES: tuple[Variable, ...] = _read()
+_TABLE = tomllib.loads(packaged("variables.toml"))
+FOUND: dict[str, dict[str, str]] = _TABLE["found"]
+"""What the script looks for on the node that runs it: `bash` and `words`."""
+VARIABLES = tuple(
+    Variable(**row | ({"networks": tuple(row["networks"])} if "networks" in row else {})) for row in _TABLE["variable"]
+)
 
 
 def variables_markdown() -> str:
@@ -101,10 +80,7 @@ def variables_markdown() -> str:
 
 
 def _markdown(row: Variable) -> str:
-    first, end = row.nccl
-    version = f"NCCL {first} and later" if first else f"NCCL before {end}" if end else ""
-    networks = ", ".join(row.networks) if row.networks and row.networks != NETWORKS else ""
-    where = "; ".join(filter(None, (networks, version)))
+    where = ", ".join(row.networks) if row.networks and row.networks != NETWORKS else ""
     cells = (f"[{row.name}]({row.source})", _what_is_set(row), where, row.default, row.meaning, row.change)
     return "| " + " | ".join(cells) + " |"
 
@@ -113,5 +89,5 @@ def _what_is_set(row: Variable) -> str:
     if row.by_glmforge:
         return f"glmforge sets it: `{row.set}`" if row.set else "glmforge sets it"
     if row.find:
-        return FOUND[row.find]
+        return FOUND[row.find]["words"]
     return f"`{row.set}`" if row.set is not None else "nothing"

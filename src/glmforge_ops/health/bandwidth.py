@@ -22,7 +22,6 @@ from glmforge.errors import ConfigError, HostError
 REACHED = 0.8
 """Share of the expected bus bandwidth from which a collective passes."""
 WARMUP = 5
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _POISON = -1.0
 # torch 2.13 has new names for these.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -76,55 +75,39 @@ def line_of(row: Row) -> str:
     return f"{row.kind:18}{row.size:>14}{numbers}{row.wrong:>8}"
 
 
-def parse_size(text: str, option: str) -> int:
-    """Bytes of "8", "64K", "1M", "2G" (K is 1,024). Raises `ConfigError`."""
-    match = re.fullmatch(r"(\d{1,13})([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
-    size = int(match[1]) * _UNITS[match[2].upper()] if match else 0
-    if not 0 < size <= 1 << 40:
-        raise ConfigError(f"{option}: invalid size {text[:40]!r}; give bytes, such as 8, 64K, 1M or 2G")
-    return size
-
-
 def message_sizes(smallest: str, largest: str) -> list[int]:
     """Bytes from --min-bytes to --max-bytes, doubling. Raises `ConfigError`."""
-    first, last = parse_size(smallest, "--min-bytes"), parse_size(largest, "--max-bytes")
+    first, last = _parse_size(smallest, "--min-bytes"), _parse_size(largest, "--max-bytes")
     if first > last:
         raise ConfigError(f"--min-bytes {smallest} is more than --max-bytes {largest}: swap them")
     return [first << doubled for doubled in range(int(math.log2(last // first)) + 1)]
 
 
-def measure_all(
-    kinds: Sequence[str], sizes: Sequence[int], iterations: int, device: torch.device, done: Callable[[Row], None]
-) -> list[Row]:
-    """Rows of all collectives and sizes, the same on all ranks, each passed to `done` when it is measured. All ranks
-    call this together.
-
-    Raises `HostError` if a message does not fit into memory.
-    """
-    rows: list[Row] = []
-    for kind in kinds:
-        for size in sizes:
-            try:
-                row = measure(kind, size, iterations, device)
-            except torch.OutOfMemoryError as error:
-                raise HostError(
-                    f"rank {dist.get_rank()}: {kind} of {size:,} bytes does not fit into the GPU's memory: give a "
-                    "smaller --max-bytes, or end what else uses the GPU"
-                ) from error
-            done(row)
-            rows.append(row)
-    return rows
+def _parse_size(text: str, option: str) -> int:
+    """Bytes of "8", "64K", "1M", "2G" (K is 1,024)."""
+    match = re.fullmatch(r"(\d{1,13})([KMG]?)(?:i?B)?", text.strip(), re.IGNORECASE | re.ASCII)
+    size = int(match[1]) << 10 * " KMG".index(match[2].upper() or " ") if match else 0
+    if not 0 < size <= 1 << 40:
+        raise ConfigError(f"{option}: invalid size {text[:40]!r}; give bytes, such as 8, 64K, 1M or 2G")
+    return size
 
 
 def measure(kind: str, size: int, iterations: int, device: torch.device) -> Row:
-    """One collective with messages of `size` bytes, rounded down to what it can divide."""
+    """One collective with messages of `size` bytes, rounded down to what it can divide. All ranks call this together.
+
+    Raises `HostError` if the message does not fit into memory.
+    """
     ranks = dist.get_world_size()
     parts = ranks if KINDS[kind].is_divided else 1
     numel = max(1, size // 4 // parts) * parts
-    run, output, prepare, expected = _collective(kind, numel, device)
+    try:
+        run, output, prepare, expected = _collective(kind, numel, device)
+    except torch.OutOfMemoryError as error:
+        fix = "give a smaller --max-bytes, or end what else uses the GPU"
+        raise HostError(f"rank {dist.get_rank()}: {kind} of {size:,} bytes does not fit into memory: {fix}") from error
     for _ in range(WARMUP):
         run()
-    _over_ranks(0.0, device)  # nobody starts before all are there
+    _over_ranks(0.0, device)  # the clock starts when all are there
     start = time.perf_counter()
     for _ in range(iterations):
         run()
@@ -188,7 +171,7 @@ def _collective(
                     work.wait()
 
             return exchange, got, poison, of(before_rank)
-    raise ConfigError(f"--collective: unknown collective {kind!r}; choose from {', '.join(KINDS)}")
+    raise AssertionError(kind)
 
 
 def judge(rows: Sequence[Row], expected_busbw: float) -> list[tuple[str, str]]:
@@ -196,13 +179,9 @@ def judge(rows: Sequence[Row], expected_busbw: float) -> list[tuple[str, str]]:
     verdicts = []
     for kind in dict.fromkeys(row.kind for row in rows):
         best = max((row for row in rows if row.kind == kind), key=lambda row: row.busbw)
-        reached = f"{kind}: bus bandwidth {best.busbw:.4g} GB/s at {best.size:,} bytes"
-        if best.busbw >= REACHED * expected_busbw:
-            verdicts.append(("pass", f"{reached}, {expected_busbw:g} expected"))
-        else:
-            limit = REACHED * expected_busbw
-            why = f"is less than {limit:.4g} ({REACHED:g} of {expected_busbw:g}): try --find-slow, or larger messages"
-            verdicts.append(("fail", f"{reached} {why}"))
+        status = "pass" if best.busbw >= REACHED * expected_busbw else "fail"
+        limit = f"{REACHED:g} of {expected_busbw:g} expected"
+        verdicts.append((status, f"{kind}: bus bandwidth {best.busbw:.4g} GB/s at {best.size:,} bytes; {limit}"))
     return verdicts
 
 

@@ -4,62 +4,47 @@
 one of all ranks.
 """
 
-import math
+import logging
 import multiprocessing
 import os
 import re
-import signal
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from multiprocessing import connection
-from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from glmforge.errors import ConfigError, GlmforgeError, HostError
 from glmforge.files import escaped
 from glmforge.runtime.launch import LaunchEnvironment
 from glmforge.runtime.meeting import open_store, roll_call
 
-HOW_TO_START = (
-    "give --local N for N ranks on this machine, or start it with 'torchrun --nproc-per-node N -m glmforge cluster "
-    "bench' or 'srun --ntasks N glmforge cluster bench'"
-)
-
 
 def choose_backend(asked: str) -> str:
     """ "nccl" or "gloo", where `asked` may be "auto" as well. Raises `ConfigError` for NCCL without a GPU."""
     has_gpu = torch.cuda.is_available()
-    if asked == "auto":
-        return "nccl" if has_gpu else "gloo"
     if asked == "nccl" and not has_gpu:
         raise ConfigError("--backend nccl: torch finds no GPU here; give --backend gloo, or use a node with GPUs")
-    if asked == "nccl" and not dist.is_nccl_available():
-        raise ConfigError("--backend nccl: this torch was built without NCCL; install torch's CUDA build")
-    return asked
-
-
-def check_ranks(launch: LaunchEnvironment) -> None:
-    """Raises `ConfigError` for a single rank."""
-    if launch.world_size == 1:
-        raise ConfigError(f"one rank cannot communicate: {HOW_TO_START}")
+    return asked if asked != "auto" else "nccl" if has_gpu else "gloo"
 
 
 def device_of(launch: LaunchEnvironment, backend: str) -> torch.device:
-    """Where this rank's buffers lie. Raises `ConfigError` if the node has more ranks than GPUs."""
+    """Where this rank's buffers lie. Raises `ConfigError` for a single rank, or more ranks than GPUs on the node."""
+    if launch.world_size == 1:
+        raise ConfigError(
+            "one rank cannot communicate: give --local N for N ranks on this machine, or start it with 'torchrun "
+            "--nproc-per-node N -m glmforge cluster bench' or 'srun --ntasks N glmforge cluster bench'"
+        )
     if backend != "nccl":
         return torch.device("cpu")
-    found = torch.cuda.device_count()
-    if found == 1 and launch.local_world_size > 1 and "CUDA_VISIBLE_DEVICES" not in os.environ:
-        raise ConfigError(f"this node has 1 GPU for {launch.local_world_size} ranks: start one rank for each GPU")
-    index = launch.local_rank if found > 1 else 0  # a launcher may show each process its own GPU only
+    found, sees_one = torch.cuda.device_count(), "CUDA_VISIBLE_DEVICES" in os.environ
+    index = 0 if found == 1 and sees_one else launch.local_rank  # a launcher may show each process its own GPU only
     if index >= found:
         raise ConfigError(f"this node has {found} GPUs, none for local rank {index}: start one rank for each GPU")
     return torch.device("cuda", index)
@@ -74,9 +59,9 @@ def joined(
     Args:
         timeout_s: for the ranks to meet, and of a collective.
         connect_at_once: let NCCL connect all ranks now rather than in the first collective. Without, a lost rank does
-            not end the others' processes either: NCCL's watchdog is told not to.
+            not end the others' processes either: NCCL's watchdog is switched off.
 
-    Raises `MeetingError` and `HostError`.
+    Raises `MeetingError`, and `HostError` if communication fails.
     """
     store = open_store(launch, wait_s=timeout_s, timeout_s=timeout_s)
     roll_call(store, launch, lambda: {"torch": torch.__version__}, wait_s=timeout_s)
@@ -93,26 +78,16 @@ def joined(
             timeout=timedelta(seconds=timeout_s),
             device_id=device if device.type == "cuda" and connect_at_once else None,
         )
-    except RuntimeError as error:
-        raise lost(launch, "connecting to the other ranks", error) from error
-    try:
         yield store
+    except RuntimeError as error:  # gloo's, NCCL's and the store's
+        said = re.sub(r"^\[\S*?/(\w+\.\w+):\d+\]\s*", "", " ".join(str(error).split("\n")[0].split()))[:200]
+        raise HostError(
+            f"rank {launch.rank}: communication failed: {said or type(error).__name__}; another rank ended or did not "
+            "answer in time: see its output, or give a longer --timeout"
+        ) from error
     finally:
-        dist.destroy_process_group()
-
-
-def lost(launch: LaunchEnvironment, doing: str, error: BaseException) -> HostError:
-    """Communication failed: the rank, what it was doing, and what the library says."""
-    said = " ".join(str(error).split("\n")[0].split())
-    said = re.sub(r"^\[\S*?/(\w+\.\w+):\d+\]\s*", "", said)[:200] or type(error).__name__
-    return HostError(
-        f"rank {launch.rank}: {doing} failed: {said}; another rank ended or did not answer in time: see its output, or "
-        "give a longer --timeout"
-    )
-
-
-_GRACE_S = 10.0
-"""How long the other ranks may take to end once one has failed."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def run_local(num_ranks: int, function: Callable[..., int], *args: Any) -> int:
@@ -120,43 +95,20 @@ def run_local(num_ranks: int, function: Callable[..., int], *args: Any) -> int:
 
     Only rank 0 should print. Raises `HostError` with the line of the rank that failed first.
     """
-    context = multiprocessing.get_context("spawn")
-    failures: SimpleQueue[str] = context.SimpleQueue()
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # it reports every process that it ends
+    failures: SimpleQueue[str] = multiprocessing.get_context("spawn").SimpleQueue()
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    ranks: list[BaseProcess] = [
-        context.Process(target=_rank_main, args=(rank, num_ranks, port, failures, function, args), daemon=True)
-        for rank in range(num_ranks)
-    ]
-    for process in ranks:
-        process.start()
     try:
-        _wait(ranks)
-    finally:
-        for process in ranks:
-            process.kill()
-            process.join()
-    if not failures.empty():
-        raise HostError(failures.get())
-    for rank, process in enumerate(ranks):
-        code = process.exitcode or 0
-        if code < 0:
-            raise HostError(f"rank {rank} was killed by {signal.Signals(-code).name}: check whether memory ran out")
-        if code and rank:
-            raise HostError(f"rank {rank} ended with status {code}: see its output above")
-    return ranks[0].exitcode or 0
-
-
-def _wait(ranks: list[BaseProcess]) -> None:
-    """Until all have ended, or some seconds after the first has failed."""
-    running: dict[Any, BaseProcess] = {process.sentinel: process for process in ranks}
-    deadline = math.inf
-    while running and time.monotonic() < deadline:
-        for sentinel in connection.wait(list(running), timeout=None if deadline == math.inf else 1.0):
-            process = running.pop(sentinel)
-            process.join()
-            if process.exitcode:
-                deadline = min(deadline, time.monotonic() + _GRACE_S)
+        start_processes(_rank_main, (num_ranks, port, failures, function, args), num_ranks, start_method="spawn")
+    except ProcessExitedException as error:
+        if error.signal_name is not None:
+            rank, signal = error.error_index, error.signal_name
+            raise HostError(f"rank {rank} was killed by {signal}: check whether memory ran out") from None
+        if not failures.empty():
+            raise HostError(failures.get()) from None
+        return error.exit_code
+    return 0
 
 
 def _rank_main(

@@ -1,12 +1,12 @@
 """Find the host, or the path between two hosts, that all others wait for: hosts exchange data in pairs.
 
 All pairs of a round measure at the same time. Up to 8 hosts meet each other once. Of more, each meets its two
-neighbours in the order of ranks, and hosts that were slow with both are measured again with hosts that were not: three
-rounds, whatever the number of hosts. A host is as fast as it was with its best partner, since measurements scatter and
-other traffic only takes bandwidth away; a pair that is slow while both hosts are fast with others is a slow path.
+neighbours in the order of ranks, and hosts that were slow with both are measured again with hosts that were not. A host
+is as fast as it was with its best partner, since measurements scatter and other traffic only takes bandwidth away; a
+pair that is slow while both hosts are fast with others is measured again, and is a slow path if it still is.
 
 Rank 0 leads through the job's store, and each pair has a process group of its own, so a host that does not answer
-delays its partner for a time limit and nobody else. If rank 0's host is lost, the others end when the store does not
+delays its partner for a time limit and no other host. If rank 0's host is lost, the others end when the store does not
 answer.
 """
 
@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from functools import partial
 from queue import Empty, SimpleQueue
 
 import torch
@@ -40,13 +41,12 @@ _ITERATIONS = 3
 _LONG_S = 0.5
 """An exchange that takes this long is not repeated: its scatter is small."""
 _POLL_S = 0.02
-_CUT_OFF = "rank 0, which leads the search, cannot be reached from this host: see its output"
 _MARGIN_S = 5.0
 
 
 @dataclass(frozen=True)
 class Slow:
-    """What is slow: a host, or a path between two, with the bandwidth of its best exchange in GB/s."""
+    """A slow host, or the two hosts of a slow path, with the bandwidth of the best exchange in GB/s."""
 
     hosts: tuple[str, ...]
     gb_per_s: float
@@ -87,13 +87,13 @@ class Search:
         self._num, self._slow_below, self._expected = num_hosts, slow_below, expected_gbs
         self._found: dict[Pair, float] = {}
         self._lost: set[int] = set()
-        self._confirmed: set[int] = set()
+        self._repeated: set[int | Pair] = set()
         self._rounds = 0
         self._plan = self._rounds_of_all()
 
     def next_round(self) -> list[Pair] | None:
         """Disjoint pairs to measure; None when the search is done."""
-        pairs = next(self._plan, None) or self._confirmation()
+        pairs = next(self._plan, None) or self._slow_hosts_again() or self._slow_paths_again()
         self._rounds += pairs is not None
         return pairs
 
@@ -105,23 +105,10 @@ class Search:
 
     def findings(self, hosts: Sequence[str]) -> Findings:
         """By name."""
-        usual, best = self._usual(), self._best()
-        limit = self._slow_below * usual
-        silent = self._lost | {host for host, value in best.items() if value == 0.0}
-        slow = {host for host, value in best.items() if value < limit} - silent
-        paths = [
-            Slow((hosts[one], hosts[other]), value)
-            for (one, other), value in self._found.items()
-            if value < limit and not {one, other} & (silent | slow)
-        ]
-        return Findings(
-            hosts=list(hosts),
-            rounds=self._rounds,
-            usual_gb_per_s=usual,
-            slow_hosts=[Slow((hosts[host],), best[host]) for host in sorted(slow)],
-            slow_paths=paths,
-            lost=[hosts[host] for host in sorted(silent)],
-        )
+        usual, best, silent = self._usual(), self._best(), self._silent()
+        slow = [Slow((hosts[host],), best[host]) for host in sorted(self._slow() - silent)]
+        paths = [Slow((hosts[one], hosts[other]), self._found[one, other]) for one, other in self._slow_paths()]
+        return Findings(list(hosts), self._rounds, usual, slow, paths, [hosts[host] for host in sorted(silent)])
 
     def _rounds_of_all(self) -> Iterator[list[Pair]]:
         """Every two hosts once, or each with its neighbours."""
@@ -140,13 +127,32 @@ class Search:
     def _present(self, pairs: Sequence[Pair] | Iterator[Pair]) -> list[Pair]:
         return [(min(pair), max(pair)) for pair in pairs if min(pair) >= 0 and not self._lost & set(pair)]
 
-    def _confirmation(self) -> list[Pair] | None:
+    def _slow_hosts_again(self) -> list[Pair] | None:
         """Hosts that were slow with all partners, once each with a host that was not."""
-        best, limit = self._best(), self._slow_below * self._usual()
-        slow = [host for host, value in best.items() if value < limit and host not in self._lost | self._confirmed]
-        fast = [host for host, value in best.items() if value >= limit and host not in self._lost]
-        self._confirmed |= set(slow[: len(fast)])
-        return [(min(pair), max(pair)) for pair in zip(slow, reversed(fast), strict=False)] or None
+        slow = [host for host in self._slow() - self._lost if host not in self._repeated]
+        fast = sorted(self._best().keys() - self._slow() - self._lost, reverse=True)
+        self._repeated |= set(slow[: len(fast)])
+        return [(min(pair), max(pair)) for pair in zip(slow, fast, strict=False)] or None
+
+    def _slow_paths_again(self) -> list[Pair] | None:
+        """Pairs that were slow although both hosts are fast, once each."""
+        pairs: list[Pair] = []
+        for pair in self._slow_paths():
+            if pair not in self._repeated and not {host for other in pairs for host in other} & set(pair):
+                pairs.append(pair)
+        self._repeated |= set(pairs)
+        return pairs or None
+
+    def _slow_paths(self) -> list[Pair]:
+        limit, bad = self._slow_below * self._usual(), self._slow() | self._silent()
+        return [pair for pair, value in self._found.items() if value < limit and not bad & set(pair)]
+
+    def _slow(self) -> set[int]:
+        limit = self._slow_below * self._usual()
+        return {host for host, value in self._best().items() if value < limit}
+
+    def _silent(self) -> set[int]:
+        return self._lost | {host for host, value in self._best().items() if value == 0.0}
 
     def _best(self) -> dict[int, float]:
         best: dict[int, float] = {}
@@ -179,12 +185,13 @@ def find_slow(
     groups may hang. Raises `ConfigError` if there are no two hosts, and `HostError` if rank 0 is lost.
     """
     mine = _Rank(launch, dist.PrefixStore("find-slow", store), device, timeout_s, num_bytes)
+    number, lost = 0, HostError("rank 0, which leads the search, cannot be reached from this host: see its output")
     try:
         if launch.rank != 0:
-            _follow(mine, 7 * timeout_s + 3 * _MARGIN_S)
+            while _within(7 * timeout_s + 3 * _MARGIN_S, partial(mine.take_part, number), lost):
+                number += 1
             return None, mine.broken
         search = Search(len(mine.hosts), slow_below, expected_gbs)
-        number = 0
         while (pairs := search.next_round()) is not None:
             start = time.perf_counter()
             mine.store.set(f"round/{number}", json.dumps(pairs))
@@ -195,34 +202,28 @@ def find_slow(
         findings = search.findings([name for name, _ in mine.hosts])
         mine.dismiss(number, findings.lost)
     except dist.DistError as error:
-        raise HostError(_CUT_OFF) from error
+        raise lost from error
     return findings, mine.broken
 
 
-def _follow(mine: "_Rank", limit_s: float) -> None:
-    """Take part in all rounds, in a thread: a client of a store that is cut off from it waits as long as TCP tries."""
-    rounds: SimpleQueue[bool | Exception] = SimpleQueue()
+def _within(limit_s: float, call: Callable[[], bool], late: Exception) -> bool:
+    """The result of a call in a thread: a client that is cut off from the store waits as long as TCP tries."""
+    results: SimpleQueue[bool | Exception] = SimpleQueue()
 
-    def take_part() -> None:
+    def run() -> None:
         try:
-            number = 0
-            while mine.take_part(number):
-                rounds.put(True)
-                number += 1
-            rounds.put(False)
+            results.put(call())
         except Exception as error:  # noqa: BLE001 - raised again by the main thread
-            rounds.put(error)
+            results.put(error)
 
-    threading.Thread(target=take_part, daemon=True).start()
-    while True:
-        try:
-            done = rounds.get(timeout=limit_s)
-        except Empty:
-            raise HostError(_CUT_OFF) from None
-        if isinstance(done, Exception):
-            raise done
-        if not done:
-            return
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        result = results.get(timeout=limit_s)
+    except Empty:
+        raise late from None
+    if isinstance(result, Exception):
+        raise result
+    return result
 
 
 class _Rank:
@@ -314,26 +315,23 @@ class _Rank:
                 time.sleep(_POLL_S / 40)
 
     def collect(self, number: int, pairs: list[Pair]) -> tuple[dict[Pair, float], list[int]]:
-        """Of rank 0: GB/s per pair, the least of its ranks', and hosts of which a rank has not reported."""
+        """On rank 0: GB/s per pair, the least of its ranks', and hosts of which a rank has not reported."""
         asked = {rank: host for pair in pairs for host in pair for rank in self.hosts[host][1]}
-        until = time.monotonic() + 5 * self._timeout_s + _MARGIN_S
-        while self.store.add(f"reported/{number}", 0) < len(asked) and time.monotonic() < until:
-            time.sleep(_POLL_S)
-        said: dict[int, float] = {}
-        for rank in asked:
-            if self.store.check([f"report/{number}/{rank}"]):
-                said[rank] = json.loads(self.store.get(f"report/{number}/{rank}"))
-        lost = sorted({host for rank, host in asked.items() if rank not in said})
+        self._await(f"reported/{number}", len(asked), 5 * self._timeout_s + _MARGIN_S)
+        keys = {rank: f"report/{number}/{rank}" for rank in asked}
+        said = {rank: json.loads(self.store.get(key)) for rank, key in keys.items() if self.store.check([key])}
         measured = {
             (one, other): min(said.get(rank, 0.0) for host in (one, other) for rank in self.hosts[host][1])
             for one, other in pairs
         }
-        return measured, lost
+        return measured, sorted({host for rank, host in asked.items() if rank not in said})
 
     def dismiss(self, number: int, lost: list[str]) -> None:
-        """Of rank 0: end the search, and keep the store until the others have heard."""
+        """On rank 0: end the search, and keep the store until the others have heard."""
         self.store.set(f"round/{number}", json.dumps(None))
-        others = sum(len(ranks) for name, ranks in self.hosts if name not in lost) - 1
-        until = time.monotonic() + _MARGIN_S
-        while self.store.add("dismissed", 0) < others and time.monotonic() < until:
+        self._await("dismissed", sum(len(ranks) for name, ranks in self.hosts if name not in lost) - 1, _MARGIN_S)
+
+    def _await(self, counter: str, count: int, limit_s: float) -> None:
+        until = time.monotonic() + limit_s
+        while self.store.add(counter, 0) < count and time.monotonic() < until:
             time.sleep(_POLL_S)

@@ -26,12 +26,12 @@ def machines_of(cluster: ClusterConfig) -> list[HostLine]:
     """The cluster's machines; this one alone if it names none. Raises `HostError`."""
     if cluster.hostfile is not None:
         return read_host_lines(cluster.hostfile)
+    names = ["localhost"]
     if cluster.nodes is not None:
         names = parse_hosts(",".join(cluster.nodes), "nodes")
-        return [HostLine(name, cluster.gpus_per_node or None) for name in names]
-    if cluster.slurm is not None:
-        return [HostLine(name, cluster.gpus_per_node or None) for name in slurm_nodes(cluster.slurm.partition)]
-    return [HostLine("localhost", cluster.gpus_per_node or None)]
+    elif cluster.slurm is not None:
+        names = slurm_nodes(cluster.slurm.partition)
+    return [HostLine(name, cluster.gpus_per_node or None) for name in names]
 
 
 def slurm_nodes(partition: str | None) -> list[str]:
@@ -48,22 +48,15 @@ def slurm_nodes(partition: str | None) -> list[str]:
 
 
 def gres_of(partition: str | None) -> list[str]:
-    """What Slurm promises of devices on the nodes of a partition (None: of all), such as "gpu:h200:8"."""
+    """The devices (gres) of the nodes of a partition (None: of all) as Slurm lists them, such as "gpu:h200:8"."""
     options = [] if partition is None else [f"--partition={partition}"]
     return ask_slurm("sinfo", "--noheader", "--format=%G", *options).split()
 
 
 def ssh_of(cluster: ClusterConfig) -> Ssh:
     """How the cluster's machines are reached. Raises `HostError`."""
-    given = cluster.ssh
-    return Ssh(
-        command=Ssh.of_command(given.command).command,
-        user=given.user,
-        port=given.port,
-        identity=given.identity,
-        known_hosts=given.known_hosts,
-        connect_timeout_s=given.connect_timeout_s,
-    )
+    given = cluster.ssh.model_dump(exclude={"command", "at_once"})
+    return Ssh(Ssh.of_command(cluster.ssh.command).command, **given)
 
 
 def fanout_of(cluster: ClusterConfig) -> Fanout:
@@ -72,7 +65,7 @@ def fanout_of(cluster: ClusterConfig) -> Fanout:
 
 
 def ask_slurm(*command: str, environment: Mapping[str, str] | None = None) -> str:
-    """What a command of Slurm's prints, with this process's environment or another. Raises `HostError`."""
+    """What a command of Slurm prints. Raises `HostError`."""
     missing, otherwise = "name the nodes, or run this where Slurm is", "is slurmctld up?"
     return printed_by(*command, limit_s=30, missing=missing, otherwise=otherwise, environment=environment)
 
@@ -85,9 +78,9 @@ def printed_by(
     environment: Mapping[str, str] | None = None,
     check: bool = True,
 ) -> str:
-    """What a program of this machine prints; `check`: it must end with 0.
+    """What a program of this machine prints; with `check` it must end with 0.
 
-    Raises `HostError`: there is no such program, with the fix `missing`; it fails or gives no answer, with `otherwise`.
+    Raises `HostError`: with the fix `missing` if it is not installed, with `otherwise` if it fails.
     """
     name, fix = Path(command[0]).name, f"; {otherwise}" if otherwise else ""
     try:

@@ -1,11 +1,11 @@
-"""Programs of ours that run on nodes: how they get there, are given an order, and are listened to.
+"""Programs of ours that run on nodes: how they get there, receive an order, and answer.
 
-On the node's command line stands one fixed text, `BOOT`. The program itself, modules of this package that need
-nothing but Python's standard library, comes after it on standard input, and then its order, as a line of JSON: no name,
-path or text of a user's is ever part of a command line or of a program. `on_node.wire` is the other side.
+The node's command line is one fixed text, `BOOT`. The program itself, modules of this package that need only Python's
+standard library, follows on standard input, and then its order, as a line of JSON: no name, path or text of a user is
+ever part of a command line or of a program. `on_node.wire` is the other side.
 
-A node's Python starts without its site-packages, which no module here needs (`-S`), and without what the environment
-or the directory would add (`-I`). An answer counts only after `MARK`, and only if it is JSON of bounded size.
+A node's Python starts without its site-packages (`-S`) and without what the environment or the directory would add
+(`-I`). An answer counts only after `MARK`, and only if it is JSON of bounded size.
 """
 
 import json
@@ -18,7 +18,7 @@ from importlib.resources import files
 from typing import Any
 
 from glmforge.errors import HostError
-from glmforge.files import MAX_VALUES, parse_json
+from glmforge.files import parse_json
 from glmforge.runtime.hostfile import LOCAL
 from glmforge_ops.hosts.fanout import Answer
 from glmforge_ops.hosts.on_node.wire import MARK
@@ -58,23 +58,21 @@ class RemoteProgram:
         bundle = _bundle(self.modules)
         return b"%d\n" % len(bundle) + bundle + b"".join(json.dumps(order).encode() + b"\n" for order in orders)
 
-    def words(self, host: str, python: str = PYTHON) -> list[str]:
-        """The command that starts it on `host`, for no shell to take apart; on this machine with our own Python."""
-        return [sys.executable if host in LOCAL else python, "-I", "-S", "-c", BOOT, self.oldest]
-
     def script(self, host: str, python: str = PYTHON) -> str:
-        """The same for a shell."""
-        return f"exec {shlex.join(self.words(host, python))}"
+        """The shell command that starts it on `host`; on this machine with our own Python."""
+        words = [sys.executable if host in LOCAL else python, "-I", "-S", "-c", BOOT, self.oldest]
+        return f"exec {shlex.join(words)}"
 
 
-def read_answer(answer: Answer, max_values: int = MAX_VALUES) -> dict[str, Any]:
-    """What a program that answers once has answered. Raises `HostError` if it has not."""
+def read_answer(answer: Answer) -> dict[str, Any]:
+    """The answer of a program that answers once. Raises `HostError` if it did not."""
     _, mark, after = answer.stdout.rpartition(b"\n" + MARK)
     line, end, _ = after.partition(b"\n")
     if not mark or not end:
         raise HostError(f"{answer.host}: its Python gave no answer; look at what its login shell prints")
-    text, source = line.decode("utf-8", "replace"), f"{answer.host}'s answer"
-    found: dict[str, Any] = parse_json(text, dict, source=source, error=HostError, max_values=max_values)
+    found: dict[str, Any] = parse_json(
+        line.decode("utf-8", "replace"), dict, source=f"{answer.host}'s answer", error=HostError
+    )
     return found
 
 

@@ -2,6 +2,6 @@
 
 `new_job` makes a job, with a script of `script`; `submit` gives it to one of `schedulers`. On the first node
 `supervisor` starts attempts by one of `starters`; beside the training processes of every node is `ranks`. `registry`
-finds jobs, `state` says what has become of them, `show` and `logs` print it, `control` ends them and submits them
+finds jobs, `state` has how they are, `show` and `logs` print it, `control` ends them and submits them
 again. `sweep` and `chain` are `several` jobs as one. What is on file of a job is `glmforge.observe.job_records`.
 """

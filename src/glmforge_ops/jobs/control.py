@@ -1,4 +1,4 @@
-"""Ending jobs, and submitting them again."""
+"""Cancelling jobs, and submitting them again."""
 
 import getpass
 import socket
@@ -7,7 +7,6 @@ from functools import partial
 
 from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.observe.job_records import CANCELLED, JobDirectory, Submission
-from glmforge.observe.record_files import RunFileError
 from glmforge.runtime.lease import Lease
 from glmforge_ops.jobs.registry import Job, SchedulerOf
 from glmforge_ops.jobs.schedulers.base import Scheduler
@@ -18,8 +17,7 @@ _MOST_SHOWN = 3
 
 
 def cancel(job: Job, scheduler_of: SchedulerOf) -> str:
-    """End a job, wherever it is; what was done, in words. Raises `LaunchError` if its scheduler does not
-    do it, or that cannot be noted.
+    """Cancel a job; what was done, in words. Raises `LaunchError`.
 
     Its ranks are warned as before a preemption: a training run saves first, as far as the scheduler gives it time.
     """
@@ -36,19 +34,18 @@ def cancel(job: Job, scheduler_of: SchedulerOf) -> str:
 def cancel_all(
     jobs: Sequence[Job], scheduler: Scheduler, *, group: JobDirectory | None = None, ids: Iterable[str] | None = None
 ) -> None:
-    """Note the cancellation of these jobs, and of the sweep or chain `group`, then have the scheduler end them.
+    """Record the cancellation of these jobs, and of the sweep or chain `group`, then have the scheduler end them.
 
-    The note comes first: a supervisor that starts at this moment finds it. What a full disk does not take keeps no job
-    running. Raises `LaunchError` at the end if something of it failed.
+    The record comes first: a supervisor that starts at this moment finds it. An error, such as a full disk, is raised
+    when all have been cancelled.
 
     Args:
         ids: submissions to end in place of the jobs' own: a whole array.
     """
-    notes = [] if group is None else [partial(group.event, CANCELLED, f"as a whole, by {who()}")]
     submitted = {job.submission: job.directory for job in jobs if job.submission is not None}
-    for id_, directory in submitted.items():
-        notes.append(partial(directory.event, CANCELLED, f"by {who()}", submission=id_))
-    run_all([partial(_noted, notes), *(partial(scheduler.cancel, id_) for id_ in (submitted if ids is None else ids))])
+    actions = [] if group is None else [partial(group.event, CANCELLED, f"as a whole, by {who()}")]
+    actions += [partial(each.event, CANCELLED, f"by {who()}", submission=id_) for id_, each in submitted.items()]
+    run_all([*actions, *(partial(scheduler.cancel, id_) for id_ in (submitted if ids is None else ids))])
 
 
 def resubmit(job: Job, scheduler_of: SchedulerOf, *, force: bool = False) -> Submission:
@@ -57,33 +54,35 @@ def resubmit(job: Job, scheduler_of: SchedulerOf, *, force: bool = False) -> Sub
     One that Slurm holds since a start failed is released, under its number: what waits for it goes on waiting.
 
     Args:
-        force: even if nobody can tell whether it has ended.
+        force: even if it is not known whether it has ended.
     """
     if (files := job.files) is None:
         raise LaunchError(f"{job.name}: cannot be submitted: {job.why}")
     launch = files.description.launch
+    scheduler = scheduler_of(launch.launcher)
     if files.submission is not None and job.seen is not None and is_held_by_slurm(job.seen):
-        scheduler_of(launch.launcher).release(files.submission.id)
+        scheduler.release(files.submission.id)
         job.directory.event("submitted again", f"released by {who()}", submission=files.submission.id)
         return files.submission
-    if job.state is JobState.UNKNOWN and not force:
-        raise LaunchError(
-            f"{job.name}: whether it has ended is not known ({job.why}); if you know that it has, pass --force"
-        )
-    if not job.state.is_over and job.state is not JobState.UNKNOWN:
+    if job.state is JobState.UNKNOWN:
+        if not force:
+            raise LaunchError(
+                f"{job.name}: whether it has ended is not known ({job.why}); if you know that it has, pass --force"
+            )
+    elif not job.state.is_over:
         first = f"wait until it ends, or 'glmforge jobs cancel {job.name}' first"
         raise LaunchError(f"{job.name}: is {job.state} ({job.submission}); {first}")
     if not job.directory.script.exists():
         raise LaunchError(f"{job.directory.script}: is missing; launch the job under another name")
-    scheduler_of(launch.launcher).check(launch)
+    scheduler.check(launch)
     with Lease(job.directory.root, "glmforge jobs resubmit"):
         if job.directory.last_submissions()[-1:] != ([] if files.submission is None else [files.submission]):
-            raise LaunchError(f"{job.name}: somebody else has just submitted it; see 'glmforge jobs show {job.name}'")
-        return submit(job.directory, scheduler=scheduler_of(launch.launcher))
+            raise LaunchError(f"{job.name}: has just been submitted by another process; see 'glmforge jobs show'")
+        return submit(job.directory, scheduler=scheduler)
 
 
 def run_all(actions: Iterable[Callable[[], object]]) -> None:
-    """Run all of them; raise at the end: the only error as it was, several as one `LaunchError`."""
+    """Run all of them, then raise: the only error as it was, several as one `LaunchError`."""
     errors: list[GlmforgeError] = []
     for action in actions:
         try:
@@ -98,20 +97,9 @@ def run_all(actions: Iterable[Callable[[], object]]) -> None:
 
 
 def who() -> str:
-    """The person at this terminal, for others to ask."""
+    """The user, for the record."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):
-        name = "somebody"
+        name = "unknown user"
     return f"{name} on {socket.gethostname()}"
-
-
-def _noted(notes: Sequence[Callable[[], object]]) -> None:
-    failed = None
-    for note in notes:
-        try:
-            note()
-        except RunFileError as error:
-            failed = error
-    if failed is not None:
-        raise LaunchError(f"cancelled, but that could not be noted, and a supervisor may not know of it ({failed})")

@@ -1,6 +1,6 @@
 """From what the command line says to a job's directory: checked before anything is written.
 
-Of a training job the whole configuration is loaded, and laid out on as many ranks as there will be: a mistake costs a
+Of a training job the whole configuration is loaded and laid out on as many ranks as there will be: a mistake costs a
 second here, and hours at the end of a queue.
 """
 
@@ -12,25 +12,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from glmforge.config.launch import JOB_NAME, LaunchConfig
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import dump_config, load_config, load_settings
 from glmforge.config.schema import RunConfig
 from glmforge.config.secrets import HIDDEN, is_secret, take_secrets
-from glmforge.config.tree import Node, as_mapping, assign, child, from_value, merge, parse
-from glmforge.errors import ConfigError, LaunchError
+from glmforge.config.tree import as_mapping, assign, child, from_value, merge, parse
+from glmforge.errors import ConfigError, GlmforgeError, LaunchError
 from glmforge.files import kind_of, read_text, shown
 from glmforge.observe.job_records import JobDescription, JobDirectory, utc_now
 from glmforge.observe.run import write_text
 from glmforge.observe.units import counted
 from glmforge_ops.jobs.script.hosts import hosts_of
 from glmforge_ops.jobs.script.render import Script, render
-from glmforge_ops.jobs.submit import find_launcher
+from glmforge_ops.jobs.submit import find_launcher, id_of_task, note_submission
 
 _MAX_OPTIONS_BYTES = 1 << 18
-_MAX_TASKS = 10_000
+_TASK_DIGITS = 9
 _NEEDED = re.compile(
     r"(?:PATH|LD_LIBRARY_PATH|PYTHONPATH|VIRTUAL_ENV|CUDA_HOME|TMPDIR|SLURM_CONF|GLOO_SOCKET_IFNAME|HF_HOME|HF_HUB_OFFLINE"
     r"|(?:GLMFORGE|NCCL|TORCH|PYTORCH|TRITON|OMP|MKL|UCX|FI|TOKENIZERS)_[A-Z0-9_]+)"
@@ -46,34 +46,30 @@ class NewJob:
         directory: where it will be.
         config: of a training job.
         script: the text of its script.
-        tasks: of an array under a supervisor: jobs with directories of their own, NAME-0, NAME-1, ...
     """
 
     directory: JobDirectory
     description: JobDescription
     config: RunConfig | None
     script: str
-    tasks: tuple["NewJob", ...] = ()
 
     def write(self) -> None:
         """Raises `LaunchError` if a name is taken, `RunFileError` if the disk is full; then nothing of it stays."""
         resume = f"'glmforge jobs resubmit {self.directory.name}'"
         with removed_on_error() as made:
-            for job in (self, *self.tasks):
-                create_job(job.directory, job.description, f"the name is taken; give another --name, or {resume}")
-                made.append(job.directory.root)
-                if job.config is not None:
-                    write_text(job.directory.run_config, dump_config(job.config))
-                write_text(job.directory.script, job.script)
+            create_job(self.directory, self.description, f"the name is taken; give another --name, or {resume}")
+            made.append(self.directory.root)
+            if self.config is not None:
+                write_text(self.directory.run_config, dump_config(self.config))
+            write_text(self.directory.script, self.script)
 
     def remove(self) -> None:
-        """One that nobody took: it is not to keep its name."""
-        for job in (self, *self.tasks):
-            shutil.rmtree(job.directory.root, ignore_errors=True)
+        """Delete one that could not be submitted, so that its name is free."""
+        shutil.rmtree(self.directory.root, ignore_errors=True)
 
 
 def read_options(file: Path | None, given: Mapping[str, Any]) -> LaunchConfig:
-    """Options of a file, those of the command line laid over them. Raises `ConfigError`, one line per mistake."""
+    """Options of a file, with those of the command line over them. Raises `ConfigError`, one line per mistake."""
     tree = from_value(dict(given), "options")
     if file is not None:
         text = read_text(file, error=ConfigError, max_bytes=_MAX_OPTIONS_BYTES)
@@ -81,17 +77,12 @@ def read_options(file: Path | None, given: Mapping[str, Any]) -> LaunchConfig:
     if child(tree, "launcher") is None:
         has_hosts = child(tree, "hosts") is not None or child(tree, "hostfile") is not None
         tree = assign(tree, ["launcher"], from_value(find_launcher(has_hosts=has_hosts), "options"), "options")
-    return load_settings(LaunchConfig, _without_secrets(tree))
-
-
-def _without_secrets(tree: Node) -> Node:
-    """Before anything is checked: what is wrong with a value is told with the value."""
+    # Secrets go first: an error message shows the value that is wrong.
     pairs = getattr(child(tree, "env"), "value", [])
-    given = {key.value: node.value for key, node in pairs if isinstance(node.value, str)}
-    for name, value in take_secrets(given).items():
-        if value == HIDDEN:
-            tree = assign(tree, ["env", name], from_value(HIDDEN, "options"), "options")
-    return tree
+    env = take_secrets({key.value: node.value for key, node in pairs if isinstance(node.value, str)})
+    for name in [name for name, value in env.items() if value == HIDDEN]:
+        tree = assign(tree, ["env", name], from_value(HIDDEN, "options"), "options")
+    return load_settings(LaunchConfig, tree)
 
 
 def training_job(
@@ -118,7 +109,7 @@ def run_job(directory: JobDirectory, config: RunConfig, launch: LaunchConfig, te
 
 def command_job(directory: JobDirectory, command: Sequence[str], launch: LaunchConfig) -> NewJob:
     """A job that runs a command on every rank: a stage of a chain that trains nothing. Raises `LaunchError`."""
-    return _job(directory, "stage", command, launch, None, None)
+    return _job(directory, "stage", command, launch)
 
 
 def script_job(
@@ -135,78 +126,69 @@ def script_job(
     else:
         raise LaunchError(f"{shown(program)}: is neither a Python program (.py) nor executable; chmod +x it")
     directory = JobDirectory(root / _free_name(root, name, path.stem))
-    job = _job(directory, "script", [*command, *arguments], launch, template, None)
-    return replace(job, tasks=tuple(_tasks(job, template))) if launch.array and launch.supervise else job
+    if launch.array and not JOB_NAME.fullmatch(f"{directory.name}-{'9' * _TASK_DIGITS}"):
+        raise LaunchError(f"--name {shown(directory.name)}: is too long for an array; its tasks' names end in -N")
+    return _job(directory, "script", [*command, *arguments], launch, template)
 
 
-def _tasks(job: NewJob, template: Path | None) -> Iterator[NewJob]:
-    """A job for each task of an array: what the array's script has supervised, and what is submitted again alone."""
-    description = job.description
-    launch = description.launch.model_copy(update={"array": None})
-    for number in task_numbers(description.launch.array or ""):
-        directory = JobDirectory(job.directory.root.with_name(f"{job.directory.name}-{number}"))
-        changes = {"name": directory.name, "launch": launch, "part_of": description.name, "task": number}
-        of_task = description.model_copy(update=changes)
-        if not JOB_NAME.fullmatch(directory.name):
-            raise LaunchError(f"--name {shown(description.name)}: is too long for an array; its tasks' names end in -N")
-        yield NewJob(directory, of_task, None, render(Script.of(of_task, directory.root), template))
+def make_task(directory: JobDirectory) -> None:
+    """Make the job of an array's task, JOB-7 of the array JOB, when it starts for the first time.
 
-
-def task_numbers(array: str) -> list[int]:
-    """Of 0-7:2,9%4. Raises `LaunchError` for more than a scheduler takes, and for none."""
-    numbers: dict[int, None] = {}
-    for part in array.partition("%")[0].split(","):
-        span, _, step = part.partition(":")
-        first, _, last = span.partition("-")
-        if max(len(first), len(last), len(step)) > 9:
-            raise LaunchError(f"array: {shown(array)}: has a number that is too large")
-        if int(last or first) < int(first) or step == "0":
-            raise LaunchError(f"array: {shown(part)}: names no task; write it as in 0-7, or 0-7:2")
-        found = range(int(first), int(last or first) + 1, int(step or 1))
-        if len(numbers) + len(found) > _MAX_TASKS:
-            raise LaunchError(f"array: {shown(array)}: has more than {_MAX_TASKS:,} tasks; submit several")
-        numbers.update(dict.fromkeys(found))
-    return sorted(numbers)
+    Does nothing for other jobs. Raises `GlmforgeError`.
+    """
+    name, _, number = directory.name.rpartition("-")
+    try:
+        description = JobDirectory(directory.root.with_name(name or directory.name)).read()
+    except GlmforgeError:
+        return  # the job's own files say what is wrong
+    if not description.launch.array or not number.isdecimal():
+        return
+    if directory.root.exists():
+        if directory.read().part_of != name:
+            raise LaunchError(f"{directory.name}: is another job; launch the array under another --name")
+        return
+    variable = "SLURM_ARRAY_TASK_ID" if description.launch.launcher == "slurm" else "PBS_ARRAY_INDEX"
+    env = description.launch.env | {variable: number}  # also when it is submitted again alone
+    launch = description.launch.model_copy(update={"array": None, "env": env})
+    changes = {"name": directory.name, "launch": launch, "part_of": name, "task": int(number)}
+    of_task = description.model_copy(update=changes)
+    NewJob(directory, of_task, None, render(Script.of(of_task, directory.root))).write()
+    id_ = os.environ.get("PBS_JOBID") or id_of_task(os.environ.get("SLURM_ARRAY_JOB_ID", "0"), int(number))
+    note_submission(directory, id_, launch.launcher)
 
 
 def _job(
     directory: JobDirectory,
-    kind: Any,
+    kind: Literal["train", "script", "stage"],
     command: Sequence[str],
     launch: LaunchConfig,
-    template: Path | None,
-    config: RunConfig | None,
+    template: Path | None = None,
+    config: RunConfig | None = None,
 ) -> NewJob:
+    for word in command:
+        if not _PLAIN.fullmatch(word):
+            raise LaunchError(f"{shown(word)}: the command has a line break or a control character; remove it")
     description = JobDescription(
         name=directory.name,
         kind=kind,
-        command=_values(command),
+        command=list(command),
         directory=Path.cwd(),
         run=None if config is None else config.output_dir.absolute(),
         env=needed_environment(os.environ),
         created=utc_now(),
         launch=launch,
     )
-    script = render(Script.of(description, directory.root, hosts_of(launch)), template)
-    return NewJob(directory, description, config, script)
+    script = replace(Script.of(description, directory.root), hosts=hosts_of(launch))
+    return NewJob(directory, description, config, render(script, template))
 
 
 def needed_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Variables that ranks on other nodes need as well: of paths and of libraries, and none that holds a secret."""
+    """Variables of paths and libraries, which ranks on other nodes need as well; no secrets."""
     return {
         name: value
         for name, value in environment.items()
         if _NEEDED.fullmatch(name) and not is_secret(name, value) and _PLAIN.fullmatch(value)
     }
-
-
-def _values(words: Sequence[str]) -> list[str]:
-    for word in words:
-        if not _PLAIN.fullmatch(word):
-            raise LaunchError(
-                f"{shown(word)}: a word of the command has a line break or a control character; remove it"
-            )
-    return list(words)
 
 
 def _python(launch: LaunchConfig) -> str:
@@ -224,16 +206,14 @@ def create_job(job: JobDirectory, description: JobDescription, taken: str) -> No
 
 def make_directory(root: Path, taken: str) -> None:
     """Make the directory of a job, sweep or chain, for its owner alone. Raises `LaunchError`; `taken` if it exists."""
-    place = root.parent
     try:
-        place.mkdir(parents=True, exist_ok=True)
-        place = root
+        root.parent.mkdir(parents=True, exist_ok=True)
         root.mkdir(mode=0o700)
-    except FileExistsError as error:
-        why = f"cannot hold jobs ({error.strerror}); choose another --jobs-dir" if place is not root else taken
-        raise LaunchError(f"{shown(place)}: {why}") from None
     except OSError as error:
-        raise LaunchError(f"{shown(place)}: cannot hold jobs ({error.strerror}); choose another --jobs-dir") from error
+        if os.path.lexists(root):
+            raise LaunchError(f"{shown(root)}: {taken}") from None
+        why = f"cannot hold jobs ({error.strerror}); choose another --jobs-dir"
+        raise LaunchError(f"{shown(root.parent)}: {why}") from None
 
 
 @contextmanager
@@ -244,7 +224,7 @@ def removed_on_error() -> Iterator[list[Path]]:
         yield made
     except BaseException:
         for root in reversed(made):
-            shutil.rmtree(root, ignore_errors=True)  # the cause is to be reported
+            shutil.rmtree(root, ignore_errors=True)  # the cause is reported
         raise
 
 

@@ -1,7 +1,7 @@
-"""The jobs of a directory: each with its state, however it was launched.
+"""The jobs of a directory: each with its state, for all launchers.
 
-A job whose files are damaged is reported as damaged, with the reason, beside the others. Each scheduler is asked once
-for all of its jobs, and only the ends of files are read, so that it costs the same after a thousand attempts.
+A job whose files are damaged is listed as damaged, with the reason, beside the others. Each scheduler is asked once for
+all of its jobs, and only the ends of files are read, so that it costs the same after a thousand attempts.
 """
 
 import difflib
@@ -16,18 +16,12 @@ from glmforge.config.launch import JOB_NAME, Launcher
 from glmforge.config.tree import quick_value
 from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.files import read_text, shown
-from glmforge.observe.job_records import (
-    JOBS_VARIABLE,
-    SUPERVISOR_LEASE,
-    AttemptRecord,
-    JobDescription,
-    JobDirectory,
-)
+from glmforge.observe.job_records import JOBS_VARIABLE, SUPERVISOR_LEASE, AttemptRecord, JobDirectory
 from glmforge.observe.record_files import newest_records
 from glmforge.runtime.lease import newest_claim
 from glmforge_ops.jobs.schedulers.base import Scheduler, Seen, State
-from glmforge_ops.jobs.state import JobFiles, JobState, changed_at, state_of
-from glmforge_ops.jobs.supervisor.progress import logged_step
+from glmforge_ops.jobs.state import JobFiles, JobState, state_of
+from glmforge_ops.jobs.supervisor.watch import logged_step
 
 SchedulerOf = Callable[[Launcher], Scheduler]
 """The scheduler that a launcher submits its jobs to."""
@@ -58,8 +52,8 @@ class Job:
     def is_to_submit(self) -> bool:
         """Whether the job has not finished, and is not on its way.
 
-        One that its scheduler has forgotten is not; if it runs after all, its supervisor's lease refuses a second one.
-        One whose scheduler does not answer may be.
+        If one that its scheduler has forgotten runs after all, its supervisor's lease refuses a second one. One whose
+        scheduler does not answer may be on its way.
         """
         if self.state is JobState.UNKNOWN:
             return self.seen is not None and self.seen.is_forgotten
@@ -67,7 +61,7 @@ class Job:
 
 
 def jobs_root(given: Path | None, environment: Mapping[str, str] = os.environ) -> Path:
-    """Where jobs lie: as given, else by the variable, else ./jobs."""
+    """The directory of jobs: as given, else by the variable, else ./jobs."""
     return Path(given or environment.get(JOBS_VARIABLE) or "jobs").absolute()
 
 
@@ -78,14 +72,14 @@ def job_names(root: Path) -> list[str]:
             names = [entry.name for entry in entries if JOB_NAME.fullmatch(entry.name) and entry.is_dir()]
     except OSError as error:
         raise LaunchError(
-            f"{shown(root)}: no jobs can be found there ({error.strerror}); name their directory with --jobs-dir or "
+            f"{shown(root)}: cannot be read ({error.strerror}); pass the directory of the jobs with --jobs-dir or "
             f"{JOBS_VARIABLE}"
         ) from None
     return sorted(name for name in names if _is_job(JobDirectory(root / name)))
 
 
 def chosen_names(root: Path, patterns: Sequence[str]) -> list[str]:
-    """The jobs that names and patterns ('lr-*') mean, each once. Raises `LaunchError` for one that means none."""
+    """The jobs that names and patterns ('lr-*') mean, each once. Raises `LaunchError` for one that means no job."""
     names = job_names(root)
     chosen: dict[str, None] = {}
     for pattern in patterns:
@@ -93,8 +87,7 @@ def chosen_names(root: Path, patterns: Sequence[str]) -> list[str]:
         if not found:
             near = difflib.get_close_matches(pattern, names, n=1)
             hint = f"did you mean {near[0]}?" if near else "'glmforge jobs list' shows them all"
-            kind = "no job matches" if set(pattern) & set("*?[") else "there is no job"
-            raise LaunchError(f"{shown(root)}: {kind} {shown(pattern)}; {hint}")
+            raise LaunchError(f"{shown(root)}: there is no job {shown(pattern)}; {hint}")
         chosen |= dict.fromkeys(found)
     return list(chosen)
 
@@ -105,12 +98,12 @@ def job_directory(root: Path, name: str) -> JobDirectory:
 
 
 def directory_of(root: Path, name: str, kind: Literal["sweep", "chain"]) -> Path:
-    """Of the sweep or chain of this name, whether it is there or not.
+    """The directory that a sweep or chain of this name has or would have.
 
-    Raises `LaunchError` if it cannot be a name (a path, or nothing), or is the name of something else.
+    Raises `LaunchError` if it is not a name, or is the name of something else.
     """
     if not JOB_NAME.fullmatch(name):
-        raise LaunchError(f"{shown(name) or '(nothing)'}: invalid name of a {kind}; give that of one in {shown(root)}")
+        raise LaunchError(f"{shown(name) or '(nothing)'}: invalid name of a {kind}; pass that of one in {shown(root)}")
     for other, (file, command) in _KINDS.items():
         if other != kind and (root / name / file).exists():
             raise LaunchError(f"{name}: is a {other}, not a {kind}; see 'glmforge {command} show {name}'")
@@ -119,9 +112,18 @@ def directory_of(root: Path, name: str, kind: Literal["sweep", "chain"]) -> Path
 
 def find_jobs(root: Path, names: Iterable[str], scheduler_of: SchedulerOf) -> list[Job]:
     """The jobs of these names, in their order, each with its state."""
-    read = {name: read_job(JobDirectory(root / name)) for name in names}
+    read = {name: _read(JobDirectory(root / name)) for name in names}
     seen = _ask([files for files in read.values() if isinstance(files, JobFiles)], scheduler_of)
-    return [_found(JobDirectory(root / name), files, seen.get(name, "")) for name, files in read.items()]
+    found = []
+    for name, files in read.items():
+        directory = JobDirectory(root / name)
+        if isinstance(files, str):
+            found.append(Job(directory, JobState.DAMAGED, files))
+        else:
+            of_job = seen.get(name, "")
+            state, why = state_of(files, of_job)
+            found.append(Job(directory, state, why, files, of_job if isinstance(of_job, Seen) else None))
+    return found
 
 
 def as_dict(job: Job) -> dict[str, Any]:
@@ -143,44 +145,34 @@ def as_dict(job: Job) -> dict[str, Any]:
         "task": files.description.task,
         "created": files.description.created.isoformat(),
         "submitted": submission.time.isoformat() if submission else None,
-        "changed": changed_at(files, job.seen).isoformat(),
     }
 
 
-def read_job(directory: JobDirectory) -> JobFiles | str:
-    """What a job's files tell; in words what is damaged, if something is."""
+def _read(directory: JobDirectory) -> JobFiles | str:
+    """What a job's files say; in words what is damaged, if something is."""
     try:
-        return _read(directory)
+        description = directory.read()
+        if description.name != directory.name:
+            raise LaunchError(f"{shown(directory.description)}: is of the job {description.name}; rename the directory")
+        submission = next(reversed(directory.last_submissions()), None)
+        attempt = directory.newest_attempt()
+        own, before = _steps(directory, description.run, attempt)
+        return JobFiles(
+            directory=directory,
+            description=description,
+            submission=submission,
+            attempt=attempt,
+            cancelled=submission is not None and directory.is_cancelled(submission),
+            holder=newest_claim(directory.root, name=SUPERVISOR_LEASE),
+            step=max([*own, *before], default=None),
+            trains=attempt is not None and any(step > (attempt.first_step or 0) for step in own),
+            num_steps=_num_steps(directory.run_config),
+            starts=directory.starts() | ({(attempt.submission, attempt.restart)} if attempt is not None else set()),
+        )
     except GlmforgeError as error:
         return str(error)
     except OSError as error:
         return f"{shown(error.filename or directory.root)}: cannot be read ({error.strerror})"
-
-
-def _read(directory: JobDirectory) -> JobFiles:
-    if not directory.description.exists():
-        raise LaunchError(f"{shown(directory.description)}: is missing; the job cannot be submitted again")
-    description = directory.read()
-    if description.name != directory.name:
-        raise LaunchError(
-            f"{shown(directory.description)}: is of the job {description.name}; give the directory that name again"
-        )
-    submission = next(reversed(directory.last_submissions()), None)
-    attempt = directory.newest_attempt()
-    step, trains = _steps(directory, description, attempt)
-    starts = directory.starts() | ({(attempt.submission, attempt.restart)} if attempt is not None else set())
-    return JobFiles(
-        directory=directory,
-        description=description,
-        submission=submission,
-        attempt=attempt,
-        cancelled=submission is not None and directory.is_cancelled(submission),
-        holder=newest_claim(directory.root, name=SUPERVISOR_LEASE),
-        step=step,
-        trains=trains,
-        num_steps=_num_steps(directory.run_config),
-        starts=frozenset(starts),
-    )
 
 
 def _is_job(directory: JobDirectory) -> bool:
@@ -207,36 +199,26 @@ def _ask(files: Sequence[JobFiles], scheduler_of: SchedulerOf) -> dict[str, Seen
     return found
 
 
-def _found(directory: JobDirectory, files: JobFiles | str, seen: Seen | str) -> Job:
-    if isinstance(files, str):
-        return Job(directory, JobState.DAMAGED, files)
-    return Job(directory, *state_of(files, seen), files, seen if isinstance(seen, Seen) else None)
-
-
-def _steps(
-    directory: JobDirectory, description: JobDescription, attempt: AttemptRecord | None
-) -> tuple[int | None, bool]:
-    """Steps that the job has done, as far as anything reports them, and whether its newest attempt has done one."""
+def _steps(directory: JobDirectory, run: Path | None, attempt: AttemptRecord | None) -> tuple[list[int], list[int]]:
+    """Steps of the newest attempt, and of those before, as far as anything reports them."""
     if attempt is None:
-        return None, False
-    own = [attempt.last_step, logged_step(directory.attempt(attempt.number))]
-    before = [attempt.first_step]
-    if description.run is not None:
-        metrics = description.run / "metrics.jsonl"
+        return [], []
+    own, before = [attempt.last_step, logged_step(directory.attempt(attempt.number))], [attempt.first_step]
+    if run is not None:
+        metrics = run / "metrics.jsonl"
         steps = (record.get("step") for record in newest_records(metrics))
         recorded = next((step for step in steps if isinstance(step, int)), None)
         is_own = recorded is not None and metrics.stat().st_mtime >= attempt.began.timestamp()
         (own if is_own else before).append(recorded)
-    trains = any(step is not None and step > (attempt.first_step or 0) for step in own)
-    return max((step for step in [*own, *before] if step is not None), default=None), trains
+    return [step for step in own if step is not None], [step for step in before if step is not None]
 
 
 def _num_steps(run_config: Path) -> int | None:
     """Of all phases, where the run's configuration gives them as steps."""
     run = quick_value(read_text(run_config, error=LaunchError)) if run_config.exists() else None
     phases = run.get("phases") if isinstance(run, dict) else None
-    if not isinstance(phases, list) or not phases:
+    if not isinstance(phases, list):
         return None
     steps = [phase.get("steps") if isinstance(phase, dict) else None for phase in phases]
     known = [number for number in steps if isinstance(number, int)]
-    return sum(known) if len(known) == len(phases) else None
+    return sum(known) if known and len(known) == len(steps) else None

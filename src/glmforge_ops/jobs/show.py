@@ -7,16 +7,15 @@ from typing import Any
 from glmforge.errors import GlmforgeError
 from glmforge.observe.job_records import AttemptRecord, JobDirectory, RankRecord, utc_now
 from glmforge.observe.units import counted, format_duration
+from glmforge_ops.hosts.fold import fold_hosts
 from glmforge_ops.jobs.logs import first_to_fail
-from glmforge_ops.jobs.new_job import task_numbers
 from glmforge_ops.jobs.registry import Job, as_dict
-from glmforge_ops.jobs.state import JobFiles, JobState, changed_at
+from glmforge_ops.jobs.state import JobState, step_words
 from glmforge_ops.jobs.supervisor.nodes import Ledger, Out
 
 COLUMNS = ("name", "state", "launcher", "id", "nodes", "attempt", "step", "age", "why")
 _ATTEMPT_COLUMNS = ("attempt", "submission", "nodes", "began", "took", "steps", "ended with")
 _MAX_WHY = 100
-_MAX_NODES = 6
 _SHOWN_ATTEMPTS = 20
 _SHOWN_WORDS = 15
 
@@ -49,116 +48,73 @@ def job_row(job: Job, now: datetime | None = None) -> list[str]:
     ]
 
 
-def step_words(files: JobFiles | None) -> str:
-    """'120/1000'; '-' if no step is known."""
-    if files is None or files.step is None:
-        return "-"
-    return str(files.step) if files.num_steps is None else f"{files.step}/{files.num_steps}"
-
-
-def headline(job: Job, now: datetime | None = None) -> str:
-    """'air: failed, for 3m 20s (slurm 17, 2 nodes x 8)'."""
+def headline(job: Job) -> str:
+    """'air: failed (slurm 17, 2 nodes x 8 ranks)'."""
     if (files := job.files) is None:
         return f"{job.name}: {job.state}: {job.why}"
-    launch, for_s = files.description.launch, ((now or utc_now()) - changed_at(files, job.seen)).total_seconds()
+    launch = files.description.launch
     who = " ".join(filter(None, [launch.launcher, job.submission]))
-    size = f"{counted(launch.nodes, 'node')} x {launch.ranks}"
-    return f"{job.name}: {job.state}, for {format_duration(max(0.0, for_s))} ({who}, {size})"
+    return f"{job.name}: {job.state} ({who}, {counted(launch.nodes, 'node')} x {counted(launch.ranks, 'rank')})"
 
 
 def about(job: Job) -> list[str]:
     """The page, line by line."""
-    if (files := job.files) is None:
-        return [headline(job), f"next: {next_command(job)}"]
-    lines = [headline(job), *([f"why: {job.why}"] if job.why else [])]
-    tasks = task_names(job)
-    facts = {
-        "part of": files.description.part_of,
-        "tasks": f"{node_words(tasks)}; each is a job: glmforge jobs logs {tasks[0]}" if tasks else None,
-        "run": files.description.run,
-        "steps": step_words(files) if files.step is not None else None,
-        "command": " ".join(files.description.command),
-        "directory": files.description.directory,
-        "files": job.directory.root,
-    }
-    lines += [f"{name}: {value}" for name, value in facts.items() if value is not None]
-    attempts = _attempts(job.directory)
-    if not tasks:
-        left_out = len(job.directory.attempt_numbers()) - len(attempts)
-        rows = [_ATTEMPT_COLUMNS, *map(_attempt_row, attempts)]
-        lines += ["", *(aligned(rows) if attempts else ["no attempt has begun"])]
-        lines += [f"({left_out} more before or without a record)"] if attempts and left_out else []
-    if (rank := _culprit(job.directory, attempts)) is not None:
-        lines += [
-            "",
-            f"first to fail: {_rank_words(rank)}",
-            *(f"  | {line}" for line in rank.last_words[-_SHOWN_WORDS:]),
-        ]
-    if out := _nodes_out(job.directory):
-        rows = [
-            (
-                f"  {name}",
-                f"since {each.since:%Y-%m-%d %H:%M:%S}",
-                f"{each.reason}{' (drained)' if each.drained else ''}",
-            )
-            for name, each in out.items()
-        ]
-        lines += ["", f"excluded nodes ('glmforge jobs allow {job.name} NODE' uses one again):", *aligned(rows)]
+    lines = [headline(job)]
+    if (files := job.files) is not None:
+        facts = {
+            "why": job.why or None,
+            "part of": files.description.part_of,
+            "run": files.description.run,
+            "steps": step_words(files) if files.step is not None else None,
+            "command": " ".join(files.description.command),
+            "directory": files.description.directory,
+            "files": job.directory.root,
+        }
+        lines += [f"{name}: {value}" for name, value in facts.items() if value is not None]
+        if attempts := _attempts(job.directory):
+            lines += ["", *aligned([_ATTEMPT_COLUMNS, *map(_attempt_row, attempts)])]
+        if (rank := _first_failed(job.directory, attempts)) is not None:
+            lines += ["", f"first to fail: {_rank_words(rank)}"]
+            lines += [f"  | {line}" for line in rank.last_words[-_SHOWN_WORDS:]]
+        if out := _nodes_out(job.directory):
+            lines += ["", f"excluded nodes ('glmforge jobs allow {job.name} NODE' uses one again):"]
+            lines += [f"  {node}  since {each.since:%Y-%m-%d %H:%M:%S}  {each.reason}" for node, each in out.items()]
     return [*lines, "", f"next: {next_command(job)}"]
 
 
 def about_dict(job: Job) -> dict[str, Any]:
-    """The same for programs."""
-    if (files := job.files) is None:
-        return as_dict(job)
+    """For programs."""
     attempts = _attempts(job.directory)
-    rank, run = _culprit(job.directory, attempts), files.description.run
+    rank = _first_failed(job.directory, attempts)
     return as_dict(job) | {
-        "command": files.description.command,
-        "directory": str(files.description.directory),
-        "run": None if run is None else str(run),
         "attempts": [attempt.model_dump(mode="json") for attempt in attempts],
-        "first_to_fail": None if rank is None else rank.model_dump(mode="json"),
-        "submissions": [each.model_dump(mode="json") for each in job.directory.last_submissions()],
-        "nodes_out": {name: out.model_dump(mode="json") for name, out in _nodes_out(job.directory).items()},
+        "first_to_fail": rank and rank.model_dump(mode="json"),
+        "nodes_out": {
+            name: {"since": out.since.isoformat(), "reason": out.reason, "drained": out.drained}
+            for name, out in _nodes_out(job.directory).items()
+        },
         "next": next_command(job),
     }
 
 
-def node_words(nodes: Sequence[str]) -> str:
-    """A few names, or some and how many more."""
-    if len(nodes) <= _MAX_NODES:
-        return ",".join(nodes) or "-"
-    return f"{','.join(nodes[: _MAX_NODES - 1])} and {len(nodes) - _MAX_NODES + 1} more"
-
-
 def next_command(job: Job) -> str:
     """What a person might do now."""
-    name, logs = job.name, f"glmforge jobs logs {job.name}"
-    if job.state is JobState.DAMAGED or job.files is None:
+    if job.files is None:
         return "fix what is named above; the other jobs are not affected"
-    if not job.files.description.launch.supervise:
-        logs += " --scheduler"
-    if task_names(job) and job.state not in (JobState.NEW, JobState.CANCELLED, JobState.STOPPED):
-        return f"glmforge jobs list '{name}-*'"
-    if job.state is JobState.FINISHED:
-        run = job.files.description.run
-        return f"glmforge report {run}" if run is not None else logs
-    if job.files.is_refused(job.seen) or job.state in (JobState.NEW, JobState.CANCELLED, JobState.STOPPED):
+    name, launch, run = job.name, job.files.description.launch, job.files.description.run
+    logs = f"glmforge jobs logs {name}" + ("" if launch.supervise else " --scheduler")
+    refused = job.files.is_refused(job.seen)
+    if refused or job.state in (JobState.NEW, JobState.CANCELLED, JobState.STOPPED):
         return f"glmforge jobs resubmit {name}"
+    if launch.array:
+        return f"glmforge jobs list '{name}-*', its tasks"
+    if job.state is JobState.FINISHED:
+        return f"glmforge report {run}" if run is not None else logs
     if job.state is JobState.FAILED:
         return f"{logs}; then, when it is fixed, glmforge jobs resubmit {name}"
     if job.state is JobState.UNKNOWN:
         return f"{logs}; if it has ended, glmforge jobs resubmit {name} --force"
     return f"glmforge jobs follow {name}"
-
-
-def task_names(job: Job) -> list[str]:
-    """Of an array: its tasks, which are jobs of their own; none of anything else."""
-    launch = None if job.files is None else job.files.description.launch
-    if launch is None or not launch.array or not launch.supervise:
-        return []
-    return [f"{job.name}-{number}" for number in task_numbers(launch.array)]
 
 
 def _attempts(directory: JobDirectory) -> list[AttemptRecord]:
@@ -183,7 +139,7 @@ def _attempt_row(attempt: AttemptRecord) -> tuple[str, ...]:
     return (
         str(attempt.number),
         attempt.submission + (f" (restart {attempt.restart})" if attempt.restart else ""),
-        node_words(attempt.nodes),
+        fold_hosts(attempt.nodes),
         attempt.began.strftime("%Y-%m-%d %H:%M:%S"),
         format_duration(max(0.0, (until - attempt.began).total_seconds())),
         "-" if first == last == "?" else f"{first}-{last}",
@@ -191,7 +147,7 @@ def _attempt_row(attempt: AttemptRecord) -> tuple[str, ...]:
     )
 
 
-def _culprit(directory: JobDirectory, attempts: Sequence[AttemptRecord]) -> RankRecord | None:
+def _first_failed(directory: JobDirectory, attempts: Sequence[AttemptRecord]) -> RankRecord | None:
     """The rank that failed first in the newest attempt that has ended."""
     ended = next((attempt for attempt in reversed(attempts) if attempt.ended is not None), None)
     if ended is None:
@@ -211,7 +167,7 @@ def _rank_words(rank: RankRecord) -> str:
 def _nodes_out(directory: JobDirectory) -> dict[str, Out]:
     """Nodes that the job does not use; none if its ledger cannot be read."""
     try:
-        return Ledger.read(directory).out()
+        return Ledger.read(directory).out
     except GlmforgeError:
         return {}
 

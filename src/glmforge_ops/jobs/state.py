@@ -1,23 +1,22 @@
-"""What has become of a job: put together from its files and from what its scheduler reports.
+"""The state of a job, from its files and from what its scheduler reports.
 
-Neither alone is enough. The scheduler knows whether a submission waits or runs, but forgets it minutes after its end,
-and takes a job that its supervisor stopped for one that succeeded or failed. The files know every attempt and why it
-ended, but not that a machine vanished. So: while the scheduler has the job, it says whether the job waits or runs, and
-the files say how far it is; once it has ended, or is forgotten, the last attempt's verdict says how.
+The scheduler knows whether a submission waits or runs, but forgets it minutes after its end, and counts a job that its
+supervisor stopped as one that succeeded or failed. The files have every attempt and why it ended, but not that a
+machine vanished. So: while the scheduler has the job, it says whether the job waits or runs, and the files say how far
+it is; once it has ended, or is forgotten, the last attempt's verdict says how.
 """
 
 from dataclasses import dataclass
-from datetime import datetime
 from enum import StrEnum
 
-from glmforge.observe.job_records import AttemptRecord, Cause, JobDescription, JobDirectory, Submission, Verdict
+from glmforge.observe.job_records import AttemptRecord, Cause, JobDescription, JobDirectory, Submission
 from glmforge.runtime.lease import Claim
 from glmforge.runtime.process import is_alive
 from glmforge_ops.jobs.schedulers.base import Seen, State
 
 
 class JobState(StrEnum):
-    """Of a job, whatever its launcher."""
+    """Of a job, for all launchers."""
 
     NEW = "not submitted"
     WAITING = "waiting"
@@ -48,12 +47,11 @@ _SYSTEM_HOLDS = {"launchfailedrequeuedheld", "jobholdmaxrequeue"}
 
 @dataclass(frozen=True)
 class JobFiles:
-    """What a job's files tell.
+    """What a job's files say.
 
     Attributes:
-        submission: the newest.
-        attempt: the newest.
-        cancelled: somebody has cancelled the newest submission.
+        submission, attempt: the newest.
+        cancelled: a person has cancelled the newest submission.
         holder: its supervisor, now or the last.
         step, num_steps: steps that the job has done, and all of them, where that is known.
         trains: the newest attempt has done a step.
@@ -64,12 +62,12 @@ class JobFiles:
     description: JobDescription
     submission: Submission | None
     attempt: AttemptRecord | None
-    cancelled: bool = False
-    holder: Claim | None = None
-    step: int | None = None
-    num_steps: int | None = None
-    trains: bool = False
-    starts: frozenset[tuple[str, int]] = frozenset()
+    cancelled: bool
+    holder: Claim | None
+    step: int | None
+    num_steps: int | None
+    trains: bool
+    starts: set[tuple[str, int]]
 
     @property
     def own_attempt(self) -> AttemptRecord | None:
@@ -82,10 +80,10 @@ class JobFiles:
     def is_refused(self, seen: Seen | None) -> bool:
         """Whether Slurm counts it as failed, or holds it, after a start in which nothing of the job ran.
 
-        Of an array and its tasks nobody knows: False.
+        Of an array and its tasks that is not known: False.
         """
         launch = self.description.launch
-        if seen is None or launch.launcher != "slurm" or not launch.supervise or launch.array or "_" in seen.id:
+        if seen is None or launch.launcher != "slurm" or launch.array or "_" in seen.id:
             return False
         failed = seen.state in (State.FAILED, State.NODE_FAILED)
         return is_held_by_slurm(seen) or (failed and (seen.id, seen.restarts) not in self.starts)
@@ -120,29 +118,28 @@ def _running(files: JobFiles) -> tuple[JobState, str]:
     attempt = files.own_attempt
     if attempt is None:
         return JobState.STARTING, ""
-    if attempt.verdict is not None and attempt.verdict.cause is Cause.FINISHED:
-        return JobState.ENDING, _why(attempt)
-    if attempt.ended is not None:
-        return JobState.RESTARTING, _why(attempt)
+    if attempt.ended is not None or attempt.verdict is not None:
+        finished = attempt.verdict is not None and attempt.verdict.cause is Cause.FINISHED
+        return (JobState.ENDING if finished else JobState.RESTARTING), _why(attempt)
     if not files.trains:
         return JobState.STARTING, f"attempt {attempt.number} has made no step yet"
     return JobState.RUNNING, ""
 
 
 def _ended(files: JobFiles, seen: Seen) -> tuple[JobState, str]:
-    """The scheduler says that it is over: how, the last attempt knows better."""
+    """The scheduler says that it is over; the last attempt knows better how."""
     attempt = files.own_attempt
     if files.is_refused(seen):
         reason = f" ({seen.reason})" if seen.reason else ""
         return JobState.FAILED, f"it ended before its script began: Slurm refused this start{reason}"
     if attempt is not None and attempt.verdict is not None:
-        return _by_verdict(attempt, attempt.verdict)
+        return _by_verdict(attempt)
     if seen.state is State.COMPLETED:
         return JobState.FINISHED, ""
     if seen.state is State.CANCELLED:
-        return JobState.CANCELLED, seen.reason or "by somebody who asked the scheduler"
+        return JobState.CANCELLED, seen.reason or "through the scheduler"
     if seen.state is State.ENDED and not files.description.launch.supervise:
-        return JobState.STOPPED, "its process has ended, and nobody noted how; see its logs"
+        return JobState.STOPPED, "its process has ended, and how is not recorded; see its logs"
     cut_off = "before its ranks were started" if attempt is None else f"in the middle of attempt {attempt.number}"
     words = f"it ended {cut_off}" if seen.state in (State.FAILED, State.ENDED) else seen.state.value
     return JobState.FAILED, ": ".join(filter(None, [words, seen.reason]))
@@ -151,13 +148,14 @@ def _ended(files: JobFiles, seen: Seen) -> tuple[JobState, str]:
 def _by_files(files: JobFiles, seen: Seen | str) -> tuple[JobState, str]:
     """The scheduler has forgotten the job, or does not answer."""
     reason = seen if isinstance(seen, str) else seen.reason
-    holder = files.holder
     is_forgotten = isinstance(seen, Seen) and seen.is_forgotten
-    lives = None if holder is None or holder.released else is_alive(holder.holder)
-    # Of what its scheduler has forgotten, a claim on another machine is left over.
-    if holder is not None and not holder.released and (lives or (lives is None and not is_forgotten)):
-        state, why = _running(files)
-        return state, "; ".join(filter(None, [why, f"{reason}; its supervisor's last heartbeat: {holder.last_beat}"]))
+    if (holder := files.holder) is not None and not holder.released:
+        lives = is_alive(holder.holder)
+        # A claim on another machine is left over if the scheduler has forgotten the job.
+        if lives or (lives is None and not is_forgotten):
+            state, why = _running(files)
+            beat = f"{reason}; its supervisor's last heartbeat: {holder.last_beat}"
+            return state, "; ".join(filter(None, [why, beat]))
     if files.cancelled:
         return JobState.CANCELLED, "on request"
     attempt = files.own_attempt
@@ -165,13 +163,14 @@ def _by_files(files: JobFiles, seen: Seen | str) -> tuple[JobState, str]:
         return JobState.UNKNOWN, reason
     if attempt.verdict.cause is Cause.PREEMPTED:
         return JobState.UNKNOWN, f"{reason}; it was preempted, and has not come back"
-    return _by_verdict(attempt, attempt.verdict)
+    return _by_verdict(attempt)
 
 
-def _by_verdict(attempt: AttemptRecord, verdict: Verdict) -> tuple[JobState, str]:
-    if verdict.cause is Cause.FINISHED:
+def _by_verdict(attempt: AttemptRecord) -> tuple[JobState, str]:
+    cause = attempt.verdict and attempt.verdict.cause
+    if cause is Cause.FINISHED:
         return JobState.FINISHED, ""
-    stopped = verdict.cause in (Cause.STOPPED, Cause.PREEMPTED)  # preempted, and it did not come back
+    stopped = cause in (Cause.STOPPED, Cause.PREEMPTED)  # preempted, and it did not come back
     return (JobState.STOPPED if stopped else JobState.FAILED), _why(attempt)
 
 
@@ -182,10 +181,8 @@ def _why(attempt: AttemptRecord) -> str:
     return f"{attempt.verdict.cause}: {attempt.verdict.why}"
 
 
-def changed_at(files: JobFiles, seen: Seen | None) -> datetime:
-    """Since when it is as it is: the newest time that is known."""
-    times = [files.description.created]
-    times += [files.submission.time] if files.submission is not None else []
-    times += [files.attempt.ended or files.attempt.began] if files.attempt is not None else []
-    times += [time for time in (seen.submitted, seen.began, seen.ended) if time is not None] if seen is not None else []
-    return max(times)
+def step_words(files: JobFiles | None) -> str:
+    """'120/1000'; '-' if no step is known."""
+    if files is None or files.step is None:
+        return "-"
+    return str(files.step) if files.num_steps is None else f"{files.step}/{files.num_steps}"

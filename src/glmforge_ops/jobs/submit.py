@@ -1,7 +1,7 @@
-"""A job submitted to its scheduler, and the note of it in the job's directory.
+"""A job submitted to its scheduler, and its number recorded in the job's directory.
 
-A submission that cannot be noted is cancelled: nothing runs that the files do not tell of. Where a scheduler's answer
-was lost, the job may run all the same; it is found again by its name and directory under Slurm (`adopted`).
+A submission that cannot be recorded is cancelled: nothing runs without a record. If a scheduler's answer was lost, the
+job may run all the same; under Slurm `adopted` finds it by its name and directory.
 """
 
 import shutil
@@ -23,18 +23,18 @@ T = TypeVar("T")
 
 
 class MayRunError(LaunchError):
-    """A job that may run although it could not be noted: it needs its directory."""
+    """A job that may run although it is not recorded: it needs its directory."""
 
 
 def scheduler_of(launcher: str) -> Scheduler:
-    """What runs the jobs of a launcher."""
+    """The scheduler of a launcher's jobs."""
     if launcher == "slurm":
         return Slurm()
     return Pbs() if launcher == "pbs" else Here()
 
 
 def find_launcher(*, has_hosts: bool) -> Launcher:
-    """Where jobs go by default: to the hosts that were given, to Slurm or PBS if they answer here, else here."""
+    """The default: ssh if hosts were given, Slurm or PBS if they answer here, else local."""
     if has_hosts:
         return "ssh"
     if _answers("sbatch", "scontrol", "ping"):
@@ -42,32 +42,18 @@ def find_launcher(*, has_hosts: bool) -> Launcher:
     return "pbs" if _answers("qsub", "qstat", "-Q") else "local"
 
 
-def submit(
-    job: JobDirectory,
-    *,
-    scheduler: Scheduler | None = None,
-    tasks: Sequence[JobDirectory] = (),
-    after: Sequence[str] = (),
-) -> Submission:
-    """Submit the job's script as it stands, and note the number, in the jobs of an array's tasks too.
+def submit(job: JobDirectory, *, scheduler: Scheduler | None = None, after: Sequence[str] = ()) -> Submission:
+    """Submit the job's script as it stands, and record the number.
 
     Args:
         scheduler: that of the job's launcher by default.
-        tasks: jobs of an array's tasks.
         after: submissions that must have succeeded before it starts.
 
     Raises `GlmforgeError`, and `MayRunError` if it may run all the same.
     """
     launch = job.read().launch
-    numbers = {_number_of(task): task for task in tasks}
-
-    def note(id_: str) -> Submission:
-        submission = note_submission(job, id_, launch.launcher)
-        for number, task in numbers.items():
-            note_submission(task, id_of_task(id_, number), launch.launcher)
-        return submission
-
-    return submit_noted(scheduler or scheduler_of(launch.launcher), job, launch, note, after=after)
+    scheduler = scheduler or scheduler_of(launch.launcher)
+    return submit_noted(scheduler, job, launch, lambda id_: note_submission(job, id_, launch.launcher), after=after)
 
 
 def submit_noted(
@@ -79,7 +65,7 @@ def submit_noted(
     after: Sequence[str] = (),
     array: str = "",
 ) -> T:
-    """Submit the script of `job`, and have its number noted; what `note` returns. Raises as `submit` does."""
+    """Submit the script of `job`, and record its number by `note`; what that returns. Raises as `submit` does."""
     require_secrets(launch.secrets)
     try:
         id_ = scheduler.submit(job, launch, after=after, array=array)
@@ -90,7 +76,7 @@ def submit_noted(
         raise LaunchError(f"{job.name}: cannot be started ({error}); nothing was submitted") from error
     try:
         return note(id_)
-    except BaseException as why:  # it would run, and nobody would know of it
+    except BaseException as why:
         try:
             scheduler.cancel(id_)
         except LaunchError as error:
@@ -108,8 +94,8 @@ def note_submission(job: JobDirectory, id_: str, launcher: Launcher) -> Submissi
 
 
 def adopted(job: JobDirectory, known: Sequence[str], scheduler: Scheduler) -> str | None:
-    """A submission of the job's script that waits or runs and that is not `known`: who submitted it was killed before
-    it was noted. Raises `LaunchError` if the scheduler does not answer."""
+    """A submission of the job's script that waits or runs and is not `known`: submitting was killed before it was
+    recorded. Raises `LaunchError` if the scheduler does not answer."""
     lost = [id_ for id_ in scheduler.unnoted(job) if id_ not in known]
     return lost[-1] if lost else None
 
@@ -117,12 +103,6 @@ def adopted(job: JobDirectory, known: Sequence[str], scheduler: Scheduler) -> st
 def id_of_task(array: str, task: int) -> str:
     """The number of an array's task: 12_3 of Slurm's 12, 12[3].server of PBS's 12[].server."""
     return array.replace("[]", f"[{task}]") if "[]" in array else f"{array}_{task}"
-
-
-def _number_of(task: JobDirectory) -> int:
-    number = task.read().task
-    assert number is not None, "tasks of an array have numbers"
-    return number
 
 
 def _answers(submits: str, *command: str) -> bool:

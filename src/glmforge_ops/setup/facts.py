@@ -1,5 +1,5 @@
 # ruff: noqa: PTH112, PTH123, PTH208
-"""What a machine has: GPUs, networks, disks. Sent to nodes, so standard library only; it changes nothing."""
+"""What a machine has: GPUs, network, disks. Sent to nodes, so standard library only; it changes nothing."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ TYPE_CHECKING = False  # as in typing, whose import takes long
 if TYPE_CHECKING:
     from typing import Any
 
-_LIMIT_S = 20
+MIN_LOCAL_BYTES = 200 * 10**9
+"""A smaller disk is the system's, not one for data and checkpoints."""
 NETWORK_TYPES = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "fuse.sshfs", "fuse.glusterfs",
                  "fuse.weka", "wekafs", "panfs", "9p", "pvfs2", "afs", "fuse.juicefs", "fuse.s3fs")  # fmt: skip
+_LIMIT_S = 20
+_SYSTEM = re.compile(r"/|/(boot|snap|etc)(/.*)?|/(home|usr|var|opt|tmp)")
 
 
 def main(program: bytes) -> None:
@@ -25,11 +28,11 @@ def main(program: bytes) -> None:
 
 
 def facts() -> dict[str, Any]:
-    return {"gpus": _gpus(), "route": _route(), "rdma": _rdma(), "mounts": _mounts()}
+    return {"gpus": _gpus(), "links": _links(), **_file_systems()}
 
 
 def _gpus() -> list[str]:
-    """Their names; empty ones, by their device files, where the driver's program is not there or fails."""
+    """Their names; empty ones, by their device files, where nvidia-smi is missing or fails."""
     devices = ["" for name in _list("/dev") if re.fullmatch(r"nvidia\d+", name)]
     if shutil.which("nvidia-smi") is None:
         return devices
@@ -41,39 +44,28 @@ def _gpus() -> list[str]:
     return done.stdout.splitlines() if done.returncode == 0 else devices
 
 
-def _route() -> str | None:
-    """The interface of the default route with the lowest metric; without one the only one that is up."""
-    rows = [line.split() for line in _text("/proc/net/route").splitlines()[1:]]
-    routes = [(int(row[6]), row[0]) for row in rows if len(row) > 6 and row[1] == "00000000"]
-    if routes:
-        return min(routes)[1]
-    up = [name for name in _list("/sys/class/net") if _text(f"/sys/class/net/{name}/operstate") == "up"]
-    return up[0] if len(up) == 1 else None
+def _links() -> list[str]:
+    """Link layers (InfiniBand, Ethernet) of the active RDMA ports."""
+    ports = [f"/sys/class/infiniband/{device}/ports" for device in _list("/sys/class/infiniband")]
+    active = [f"{at}/{port}" for at in ports for port in _list(at) if _text(f"{at}/{port}/state").endswith("ACTIVE")]
+    return sorted({_text(f"{port}/link_layer") for port in active})
 
 
-def _rdma() -> list[list[str]]:
-    """Device and link layer (InfiniBand, Ethernet) of every active port."""
-    found = []
-    for device in sorted(_list("/sys/class/infiniband")):
-        for port in sorted(_list(f"/sys/class/infiniband/{device}/ports")):
-            where = f"/sys/class/infiniband/{device}/ports/{port}"
-            if _text(where + "/state").endswith("ACTIVE"):
-                found.append([device, _text(where + "/link_layer")])
-    return found
+def _file_systems() -> dict[str, list[list[str]]]:
+    """Mount points of disks, NVMe and large ones first, and those of network file systems with their source.
 
-
-def _mounts() -> list[dict[str, Any]]:
-    """Disks with their size, and network file systems, which are not touched: they may hang."""
-    found = []
+    Network file systems are not touched: they may hang.
+    """
+    disks, shared = [], []
     for line in _text("/proc/self/mounts").splitlines():
         source, path, kind = (
             re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), word) for word in line.split()[:3]
         )
-        network = kind in NETWORK_TYPES
-        size = 0 if network or not source.startswith("/dev/") else _size(path)
-        if network or size:
-            found.append({"source": source, "path": path, "network": network, "size": size})
-    return found
+        if kind in NETWORK_TYPES:
+            shared.append([path, source])
+        elif source.startswith("/dev/") and not _SYSTEM.fullmatch(path) and _size(path) >= MIN_LOCAL_BYTES:
+            disks.append((not source.startswith("/dev/nvme"), -_size(path), path))
+    return {"disks": [[path] for *_, path in sorted(disks)], "shared": shared}
 
 
 def _size(path: str) -> int:

@@ -1,4 +1,4 @@
-"""The cluster's own key, and the host keys of its machines: what is known, what is new, and who accepted it.
+"""The cluster's own key, and the host keys of its machines: which are known, which are new, which the user accepted.
 
 A host key is trusted if the cluster's own file or ssh's configuration knows it, or if the user gave its fingerprint or
 confirmed it. What `ssh-keyscan` collects is shown, never believed. A machine whose key is not the known one is refused
@@ -18,13 +18,11 @@ from glmforge.errors import HostError
 from glmforge.files import kind_of, read_text, shown
 from glmforge.runtime.hostfile import expand_hosts
 from glmforge.runtime.ssh import Ssh
-from glmforge.runtime.threads import map_in_threads
+from glmforge.runtime.waiting import map_in_threads
 from glmforge_ops.hosts.machines import printed_by
 
 KEY = "id_ed25519"
-_TYPES = ("ssh-ed25519", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ecdsa-sha2-nistp521", "ssh-rsa")
-_HOST_KEY = re.compile(rf"({'|'.join(_TYPES)}) [A-Za-z0-9+/]{{32,4096}}={{0,3}}")
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]{0,254}")
+_HOST_KEY = re.compile(r"(ssh-ed25519|ecdsa-sha2-nistp\d+|ssh-rsa) [A-Za-z0-9+/]{32,4096}={0,3}")
 _FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 _AT_ONCE = 16
 _MAX_BYTES = 16 << 20
@@ -32,19 +30,22 @@ _MAX_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Place:
-    """Where ssh looks for a machine, and under which name it looks for its key: `lookup`, by an alias or as usual.
+    """Where ssh looks for a machine, and in which `files` for its key, under its `alias` if it has one.
 
-    `user`: the account there, if it has another name than here; `through`: a jump host or command that leads there.
+    `user`: the account there, if it has another name than here.
     """
 
     host: str
     address: str
     port: int
-    lookup: str
-    alias: str = ""
     user: str = ""
     files: tuple[str, ...] = ()
-    through: str = ""
+    alias: str = ""
+
+    @property
+    def name(self) -> str:
+        """In known_hosts files."""
+        return self.alias or (self.address if self.port == 22 else f"[{self.address}]:{self.port}").lower()
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ class HostKey:
     @property
     def fingerprint(self) -> str:
         """As ssh-keygen shows it: SHA256:..."""
-        content = base64.b64decode(self.key.split()[1])
-        return "SHA256:" + base64.b64encode(hashlib.sha256(content).digest()).decode().rstrip("=")
+        digest = hashlib.sha256(base64.b64decode(self.key.split()[1])).digest()
+        return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
     @property
     def shown(self) -> str:
@@ -73,7 +74,7 @@ class Trust:
     Attributes:
         own: the text of the cluster's own known_hosts.
         added: lines to be added to it, by host.
-        new: keys that nobody has accepted.
+        new: keys that the user has not accepted.
         refused: hosts that must not be asked, and why.
     """
 
@@ -84,7 +85,7 @@ class Trust:
 
     @property
     def text(self) -> str:
-        """Of the cluster's own known_hosts from now on."""
+        """The cluster's own known_hosts from now on."""
         return self.own + "".join(self.added.values())
 
 
@@ -114,29 +115,25 @@ def read_accepted(file: Path) -> dict[str, set[str]]:
         for host in expand_hosts(words[:1], origin) if words else []:
             accepted.setdefault(host, set()).add(words[1])
     if not accepted:
-        raise HostError(f"{shown(file)}: holds no fingerprint; give lines of a host and its fingerprint")
+        raise HostError(f"{shown(file)}: has no fingerprint; give lines of a host and its fingerprint")
     return accepted
 
 
 def places_of(ssh: Ssh, hosts: Sequence[str]) -> list[Place]:
     """Where ssh's configuration leads for each host; nothing is connected to. Raises `HostError`."""
-
     here = pwd.getpwuid(os.getuid()).pw_name
 
     def find(host: str) -> Place:
-        said = _run(*ssh.command, *ssh.options, "-G", "--", host, check=False)
         found: dict[str, str] = {}
-        for line in said.splitlines():
+        for line in _run(*ssh.command, *ssh.options, "-G", "--", host, check=False).splitlines():
             found.setdefault(*line.partition(" ")[::2])
         address, port = found.get("hostname", ""), found.get("port", "")
-        if not _NAME.fullmatch(address) or not port.isdecimal():
+        if not address or not port.isdecimal():
             raise HostError(f"{host}: ssh's configuration gives no address for it; try 'ssh -G {host}'")
-        alias, user = (_name(found.get(name, "")) for name in ("hostkeyalias", "user"))
-        lookup = (alias or (address if port == "22" else f"[{address}]:{port}")).lower()
+        user, alias = found.get("user", here), found.get("hostkeyalias", "none").lower()
+        alias = "" if alias == "none" else alias
         files = (found.get("userknownhostsfile", "") + " " + found.get("globalknownhostsfile", "")).split()
-        jumps = [found[name] for name in ("proxyjump", "proxycommand") if found.get(name, "none") != "none"]
-        user = "" if user == here else user
-        return Place(host, address, int(port), lookup, alias, user, tuple(files), "".join(jumps[:1]))
+        return Place(host, address, int(port), "" if user == here else user, tuple(files), alias)
 
     return list(map_in_threads(find, hosts, _AT_ONCE))
 
@@ -147,22 +144,21 @@ def find_trust(
     accepted: Mapping[str, set[str]],
     confirm: Callable[[Sequence[HostKey]], bool] | None,
 ) -> Trust:
-    """What is known of every machine's key. `own`: the cluster's file; `confirm`: asked about keys nobody accepted."""
-    there = kind_of(own, error=HostError) is not None
-    trust = Trust(read_text(own, error=HostError, max_bytes=_MAX_BYTES) if there else "")
+    """What is known of every machine's key. `own`: the cluster's file; `confirm`: asked about new keys."""
+    exists = kind_of(own, error=HostError) is not None
+    trust = Trust(read_text(own, error=HostError, max_bytes=_MAX_BYTES) if exists else "")
 
-    def look(place: Place) -> tuple[list[str], list[str], list[HostKey]]:
-        kept = _known(place, [str(own)])
-        known = [] if kept else _known(place, place.files)
-        return kept, known, [] if kept or known else _scan(place)
+    def look(place: Place) -> tuple[bool, list[str], list[HostKey]]:
+        if _known(place.name, [str(own)]):
+            return True, [], []
+        known = _known(place.name, place.files)
+        return False, known, [] if known else _scan(place)
 
-    for place, (kept, known, scanned) in zip(places, map_in_threads(look, places, _AT_ONCE), strict=True):
-        good = [key.key for key in scanned if key.fingerprint in accepted.get(place.host, ())]
-        if known or good:
-            trust.added[place.host] = "".join(f"{place.lookup} {key}\n" for key in known or good)
-        if kept or known or good:
-            continue
-        if not scanned:
+    for place, (is_kept, known, scanned) in zip(places, map_in_threads(look, places, _AT_ONCE), strict=True):
+        good = known or [key.key for key in scanned if key.fingerprint in accepted.get(place.host, ())]
+        if is_kept or good:
+            trust.added[place.host] = "".join(f"{place.name} {key}\n" for key in good)
+        elif not scanned:
             trust.refused[place.host] = "it shows no host key; look at its power, its network and its ssh server"
         elif place.host in accepted:
             shows = ", ".join(key.fingerprint for key in scanned)
@@ -170,35 +166,27 @@ def find_trust(
         else:
             trust.new.append(scanned[0])
     if trust.new and confirm is not None and confirm(trust.new):
-        lookups = {place.host: place.lookup for place in places}
-        trust.added |= {key.host: f"{lookups[key.host]} {key.key}\n" for key in trust.new}
+        names = {place.host: place.name for place in places}
+        trust.added |= {key.host: f"{names[key.host]} {key.key}\n" for key in trust.new}
         trust.new = []
     fix = "compare its fingerprint with what the machine itself says, and give --accept-host-keys FILE"
     trust.refused |= {key.host: f"its host key is not known; {fix}" for key in trust.new}
     return trust
 
 
-def _known(place: Place, files: Sequence[str]) -> list[str]:
-    """Keys that known_hosts files have for it, also under hashed names."""
-    keys: dict[str, None] = {}
-    for file in files:
-        said = _run("ssh-keygen", "-F", place.lookup, "-f", file, check=False) if Path(file).is_file() else ""
-        for line in said.splitlines():
-            if found := _HOST_KEY.match(line.partition(" ")[2]):  # not after @revoked or @cert-authority
-                keys[found[0]] = None
-    return list(keys)
+def _known(name: str, files: Sequence[str]) -> list[str]:
+    """Keys that known_hosts files have for a name, also if it is hashed there."""
+    said = [_run("ssh-keygen", "-F", name, "-f", file, check=False) for file in files if Path(file).is_file()]
+    rows = [line.partition(" ")[2] for line in "".join(said).splitlines()]  # not after @revoked or @cert-authority
+    return list(dict.fromkeys(match[0] for row in rows if (match := _HOST_KEY.match(row))))
 
 
 def _scan(place: Place) -> list[HostKey]:
-    """The keys that it shows to whoever asks, the preferred type first."""
-    types = "ed25519,ecdsa,rsa"
-    said = _run("ssh-keyscan", "-T", "10", "-p", str(place.port), "-t", types, "--", place.address, check=False)
-    found = [match[0] for line in said.splitlines() if (match := _HOST_KEY.fullmatch(line.partition(" ")[2].strip()))]
-    return [HostKey(place.host, key) for key in sorted(found, key=lambda key: _TYPES.index(key.split()[0]))]
-
-
-def _name(text: str) -> str:
-    return text if text != "none" and _NAME.fullmatch(text) else ""
+    """The keys that it shows to everyone, the preferred type first."""
+    command = ("ssh-keyscan", "-T", "10", "-p", str(place.port), "-t", "ed25519,ecdsa,rsa", "--", place.address)
+    rows = [line.partition(" ")[2].strip() for line in _run(*command, check=False).splitlines()]
+    keys = [row for row in rows if _HOST_KEY.fullmatch(row)]
+    return [HostKey(place.host, key) for key in sorted(keys, key=lambda key: "ed25519" not in key)]
 
 
 def _run(*command: str, check: bool = True) -> str:

@@ -1,111 +1,76 @@
-"""Remove from many nodes what ended jobs of ours left there. What that is, and how it is known: `leftovers`."""
+"""Remove from many nodes what this user's ended jobs left there. What that is, and how it is known: `clean_program`."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from pydantic import BaseModel, ValidationError
 
 from glmforge.errors import HostError
-from glmforge.files import shown
 from glmforge.runtime.traces import ABOVE
-from glmforge_ops.hosts.fanout import Answer, Fanout, Outcome
+from glmforge_ops.hosts.fanout import Answer, Fanout
 from glmforge_ops.hosts.machines import ask_slurm
 from glmforge_ops.hosts.remote_program import WIRE, RemoteProgram, read_answer
+from glmforge_ops.storage.stage import problem_of
 
-_ROOM = "glmforge_ops.storage"
-CLEAN = RemoteProgram((WIRE, "glmforge.runtime.traces", f"{_ROOM}.leftovers", f"{_ROOM}.clean_program"), oldest="3.9")
-OLDER_THAN_S = 3600.0
+CLEAN = RemoteProgram((WIRE, "glmforge.runtime.traces", "glmforge_ops.storage.clean_program"), oldest="3.9")
 _LIMIT_S = 600.0
 
 
-@dataclass(frozen=True)
-class LocalRun:
-    """A run's directory on nodes' own disks, and the newest step of it that is whole on shared storage.
+class Order(BaseModel):
+    """What to look for: leftovers below `paths` and in the usual places, unchanged for `older_than_s` seconds.
 
-    The caller holds the run's lock: no job of it lives.
+    Stale processes are listed in any case, and ended if `processes`.
     """
 
-    root: Path
-    newest_whole_step: int
-
-
-@dataclass(frozen=True)
-class Order:
-    """What to look for.
-
-    Attributes:
-        paths: directories on nodes' own disks below which checkpoints and copies lie.
-        older_than_s: seconds since the last change.
-        processes: end stale processes, too; they are listed in any case.
-    """
-
-    paths: Sequence[Path] = ()
-    runs: Sequence[LocalRun] = ()
-    older_than_s: float = OLDER_THAN_S
+    paths: list[Path] = []
+    older_than_s: float = 3600.0
     dry_run: bool = False
     processes: bool = False
-    above_traces: Path = ABOVE
-    shared_memory: Path = Path("/dev/shm")
-    scratch: Path = Path("/tmp")
-
-    def fields(self, jobs: list[str] | None) -> dict[str, Any]:
-        """For the node's program."""
-        return {
-            "paths": [str(path) for path in self.paths],
-            "runs": [{"root": str(run.root), "step": run.newest_whole_step} for run in self.runs],
-            "older_than_s": self.older_than_s,
-            "dry_run": self.dry_run,
-            "processes": self.processes,
-            "traces": str(self.above_traces),
-            "shm": str(self.shared_memory),
-            "tmp": str(self.scratch),
-            "jobs": jobs,
-        }
+    traces: Path = ABOVE
+    shm: Path = Path("/dev/shm")
+    tmp: Path = Path("/tmp")
+    jobs: list[str] | None = None
+    """This user's Slurm jobs that have not ended; None if that is not known."""
 
 
-@dataclass
-class Cleaned:
-    """What was found on a node. `problem` is empty if it could be asked.
+class Leftover(BaseModel):
+    """Something that was removed, or would be; or that looks like ours and stays."""
 
-    Attributes:
-        removed: kind, path, bytes and why, of everything that was removed (or would be).
-        kept: path and why, of what looks like ours and stays.
-        processes: stale ones: pid, what, run, why, and whether they were `ended`.
-    """
+    kind: str
+    path: str
+    bytes: int
+    why: str
+
+
+class Stale(BaseModel):
+    """A process whose job has ended; `ended`: whether it was ended now, None if that was not asked for."""
+
+    pid: int
+    began: int
+    what: str
+    run: str
+    why: str
+    ended: bool | None = None
+
+
+class Cleaned(BaseModel):
+    """What was found on a node; `problem` is empty if it answered."""
 
     host: str
     problem: str = ""
-    removed: list[dict[str, Any]] = field(default_factory=list)
-    kept: list[dict[str, Any]] = field(default_factory=list)
-    processes: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(int(each["bytes"]) for each in self.removed)
+    removed: list[Leftover] = []
+    kept: list[Leftover] = []
+    processes: list[Stale] = []
 
 
-def clean(
-    hosts: Sequence[str],
-    order: Order,
-    fanout: Fanout,
-    python: str = "python3",
-    on_answer: Callable[[Cleaned], None] = lambda cleaned: None,
-) -> dict[str, Cleaned]:
-    """Clean all `hosts`; each is in the answer, whatever became of it."""
-    stdin = CLEAN.sent(order.fields(living_jobs()))
-    found: dict[str, Cleaned] = {}
-    for answer in fanout.answers(hosts, lambda host: CLEAN.script(host, python), _LIMIT_S, stdin):
-        if answer.outcome is Outcome.DONE:
-            cleaned = _read(answer)
-        else:
-            cleaned = Cleaned(answer.host, f"{answer.reason}; {answer.mend}".rstrip("; "))
-        found[answer.host] = cleaned
-        on_answer(cleaned)
-    return {host: found[host] for host in hosts}
+def clean(hosts: Sequence[str], order: Order, fanout: Fanout) -> list[Cleaned]:
+    """Clean all `hosts`, each of which is in the result."""
+    sent = CLEAN.sent(order.model_copy(update={"jobs": living_jobs()}).model_dump(mode="json"))
+    return [_read(answer) for answer in fanout.run(hosts, CLEAN.script, _LIMIT_S, sent).values()]
 
 
 def living_jobs() -> list[str] | None:
-    """This user's Slurm jobs that have not ended; None if nobody can tell."""
+    """This user's Slurm jobs that have not ended; None without Slurm."""
     try:
         return ask_slurm("squeue", "--noheader", "--me", "--format=%A").split()
     except HostError:
@@ -113,23 +78,9 @@ def living_jobs() -> list[str] | None:
 
 
 def _read(answer: Answer) -> Cleaned:
+    if not answer.is_done:
+        return Cleaned(host=answer.host, problem=problem_of(answer))
     try:
-        found = read_answer(answer)
-        if "refused" in found:
-            return Cleaned(answer.host, shown(found["refused"]))
-        removed = _records(found["removed"], {"kind": str, "path": str, "bytes": int, "why": str})
-        kept = _records(found["kept"], {"path": str, "why": str})
-        processes = _records(found["processes"], {"pid": int, "what": str, "run": str, "why": str})
-    except (HostError, KeyError):
-        return Cleaned(answer.host, "invalid response; check python3 there")
-    return Cleaned(answer.host, "", removed, kept, processes)
-
-
-def _records(found: Any, types: Mapping[str, type]) -> list[dict[str, Any]]:
-    """What a node lists, if it is what the node's program would list. Raises `HostError`, `KeyError`."""
-    right = isinstance(found, list) and all(
-        isinstance(each, dict) and all(isinstance(each[name], kind) for name, kind in types.items()) for each in found
-    )
-    if not right:
-        raise HostError("lists what it should not")
-    return list(found)
+        return Cleaned(host=answer.host, **read_answer(answer))
+    except (HostError, ValidationError, TypeError):
+        return Cleaned(host=answer.host, problem="invalid response; check python3 there")

@@ -5,22 +5,18 @@
 
 rsync copies the newest whole checkpoint beside its final name and continues after an interruption; `sha256sum` there
 compares every file with the manifest before the directory gets its name. Then older copies are removed. The run may
-delete the checkpoint meanwhile, when a later one is whole: then that one is copied. The destination needs rsync,
-sha256sum and flock.
+delete the checkpoint meanwhile, when a later one is whole: then that one is copied.
 """
 
-import contextlib
 import hashlib
 import logging
 import re
 import shlex
-import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
 from glmforge.checkpoint.format.manifest import MANIFEST_FILE, read_manifest
 from glmforge.checkpoint.format.store import latest_checkpoint
@@ -28,26 +24,27 @@ from glmforge.errors import CheckpointError, HostError
 from glmforge.files import absolute, shown
 from glmforge.observe.run import RunDirectory
 from glmforge.runtime.hostfile import LOCAL, parse_hosts
-from glmforge.runtime.ssh import UNREACHABLE, Ssh, explain_unreachable
-from glmforge_ops.storage.stage import VERIFY, first_complaint
+from glmforge.runtime.lease import Lease
+from glmforge.runtime.ssh import Ssh
+from glmforge.runtime.traces import ABOVE, directory_of_traces
+from glmforge_ops.hosts.fanout import Answer, Fanout, Outcome
+from glmforge_ops.storage.stage import LIMIT_S, VERIFY, first_complaint, problem_of, remote
 
 logger = logging.getLogger(__name__)
 
-_HOST_AND_DIRECTORY = re.compile(r"(?P<host>[^/:]+):(?P<directory>/.*)", re.DOTALL)
-_STEP = re.compile(r"step-\d{8,}/")
+_REMOTE = re.compile(r"(?:\[(?P<address>[^\]]+)\]|(?P<host>[^/:]+)):(?P<directory>/.*)")
+_RSYNC = ("rsync", "--recursive", "--times", "--inplace", "--protect-args", "--timeout=300")
 _ATTEMPTS = 3
-_LOCKED = 75
 
 
-@dataclass(frozen=True)
-class Destination:
-    """Where copies of runs are kept: a directory of `host`, which is this machine unless it is named."""
+class Destination(NamedTuple):
+    """Where copies of runs are kept: a directory of `host`, which may be this machine."""
 
     host: str
     directory: Path
 
     def __str__(self) -> str:
-        return str(self.directory) if self.host in LOCAL else f"{self.host}:{self.directory}"
+        return str(self.directory) if self.host in LOCAL else remote(self.host, str(self.directory))
 
 
 @dataclass(frozen=True)
@@ -62,15 +59,46 @@ class Copied:
 
 
 def parse_destination(text: str) -> Destination:
-    """DIRECTORY, or HOST:/DIRECTORY. Raises `HostError`."""
-    if found := _HOST_AND_DIRECTORY.fullmatch(text):
-        names = parse_hosts(found["host"], "--to")
-        if len(names) != 1:
-            raise HostError(f"--to {shown(text)}: names more than one host; give one")
-        return Destination(names[0], Path(found["directory"]))
-    if not text or re.match(r"[^/]+:", text):
-        raise HostError(f"--to {shown(text)}: give a directory, or HOST:/DIRECTORY with an absolute path")
-    return Destination(LOCAL[0], Path(text).absolute())
+    """DIRECTORY, HOST:/DIRECTORY or [ADDRESS]:/DIRECTORY. Raises `HostError`."""
+    if text.isprintable() and (found := _REMOTE.fullmatch(text)):
+        names = parse_hosts(found["address"] or found["host"], "--to")
+        if len(names) == 1:
+            return Destination(names[0], Path(found["directory"]))
+    elif text.isprintable() and text and not re.match(r"[^/]+:", text):
+        return Destination(LOCAL[0], Path(text).absolute())
+    raise HostError(f"--to {shown(text)}: give a directory, or HOST:/DIRECTORY with one host and an absolute path")
+
+
+def copy_checkpoints(
+    run: Path,
+    destination: Destination,
+    ssh: Ssh,
+    *,
+    keep: int,
+    report: Callable[[Copied], None],
+    every_s: float | None = None,
+    wait: Callable[[float], Any] = time.sleep,
+) -> None:
+    """Copy the newest whole checkpoint of a run; with `every_s`, also every one that comes, until interrupted.
+
+    What fails is then tried again. Raises the errors of `copy_newest`, and `GlmforgeError` if another process of this
+    user on this machine copies the run to the same place.
+    """
+    key = hashlib.sha256(f"{absolute(run)} {destination}".encode()).hexdigest()[:12]
+    with Lease(directory_of_traces(ABOVE), f"glmforge checkpoint copy {shown(run)}", name=f"copy-{key}"):
+        last: str | None = None
+        while True:
+            try:
+                if done := copy_newest(run, destination, ssh, keep=keep, unless=last):
+                    last = done.name
+                    report(done)
+            except (HostError, CheckpointError) as error:
+                if every_s is None:
+                    raise
+                logger.warning("%s; trying again in %.0f s", error, every_s)
+            if every_s is None:
+                return
+            wait(every_s)
 
 
 def copy_newest(
@@ -80,10 +108,10 @@ def copy_newest(
 
     Raises:
         CheckpointError: the run has no whole checkpoint, or its newest one is damaged.
-        HostError: the destination cannot be reached or written, or another copy to it is under way.
+        HostError: the destination cannot be reached or written.
     """
     run = absolute(run)  # rsync takes a relative a:b for a path on host a
-    root = RunDirectory(run)
+    root, there = RunDirectory(run), _Place(Destination(destination.host, destination.directory / run.name), ssh)
     if not root.checkpoints.is_dir():
         raise CheckpointError(f"{shown(run)}: has no checkpoints; give the directory of a run that has saved")
     for _ in range(_ATTEMPTS):
@@ -93,7 +121,7 @@ def copy_newest(
         if newest.name == unless:
             return None
         try:
-            return _copy(root, newest, _Remote(destination, run.name, ssh), keep)
+            return _copy(root, newest, there, keep)
         except (HostError, CheckpointError, OSError):
             if newest.exists():
                 raise
@@ -103,136 +131,71 @@ def copy_newest(
     )
 
 
-def _copy(root: RunDirectory, checkpoint: Path, there: "_Remote", keep: int) -> Copied:
+def _copy(root: RunDirectory, checkpoint: Path, there: "_Place", keep: int) -> Copied:
     began, name = time.monotonic(), checkpoint.name.removesuffix(".replaced")
     manifest = read_manifest(checkpoint).files
     sums = {file: record.sha256 for file, record in manifest.items()}
     sums[MANIFEST_FILE] = hashlib.sha256((checkpoint / MANIFEST_FILE).read_bytes()).hexdigest()
     listed = "".join(f"{digest}  ./{file}\n" for file, digest in sums.items())
-    with there.locked():
-        there.send([path for path in (root.config, root.adapters, root.info, root.tokenizer) if path.exists()], ".")
-        if there.script(f"cd checkpoints/{name} && sha256sum --check --status --strict -", listed, may_fail=True):
-            there.script(f"mkdir -p checkpoints/.copying-{name}")
-            arrived, said = f"checkpoints/.copying-{name}/{checkpoint.name}", ""
-            for options in ((), ("--checksum",)):  # damage of an earlier attempt shows in neither length nor time
-                there.send([checkpoint], f"checkpoints/.copying-{name}", options)
-                said = there.script(f"cd {arrived} && {VERIFY}", listed, may_fail=True)
-                if not said:
-                    break
-            if said:
-                raise HostError(f"{there}: the copy differs from the manifest ({said}): check the disks of both")
-            # What has the name already is broken, or of an earlier course of the run: it stays under another name.
-            there.script(
-                f"if [ -e checkpoints/{name} ]; then mv checkpoints/{name} checkpoints/.broken-{name}-$(date +%s); fi; "
-                f"mv {arrived} checkpoints/{name}; rm -rf checkpoints/.copying-*; sync -f checkpoints"
-            )
-        listing = there.script(f"cd checkpoints && ls -d step-*/{MANIFEST_FILE}").split("\n")
-        copies = sorted({each.partition("/")[0] for each in listing if _STEP.match(each)})
-        removed = [each for each in copies[:-keep] if each != name]
-        if removed:
-            there.script(f"cd checkpoints && rm -rf -- {' '.join(removed)}")
+    there.run("mkdir -p checkpoints")
+    beside = [path for path in (root.config, root.adapters, root.info, root.tokenizer) if path.exists()]
+    if beside:
+        there.send(beside, "")
+    if there.complaint(f"cd checkpoints/{name} && {VERIFY}", listed):
+        there.run(f"mkdir -p checkpoints/.copying-{name}")
+        arrived = f"checkpoints/.copying-{name}/{checkpoint.name}"
+        for options in ((), ("--checksum",)):  # damage of an earlier attempt shows in neither size nor time
+            there.send([checkpoint], f"checkpoints/.copying-{name}/", *options)
+            if not (said := there.complaint(f"cd {arrived} && {VERIFY}", listed)):
+                break
+        else:
+            raise HostError(f"{there}: the copy differs from the manifest ({said}): check the disks of both")
+        # What has the name already is broken, or of an earlier course of the run: it stays under another name.
+        there.run(
+            f"if [ -e checkpoints/{name} ]; then mv checkpoints/{name} checkpoints/.broken-{name}-$(date +%s); fi; "
+            f"mv {arrived} checkpoints/{name}; rm -rf checkpoints/.copying-*; sync -f checkpoints"
+        )
+    older = f"ls -d step-*/{MANIFEST_FILE} | grep -Eo '^step-[0-9]{{8,}}' | head -n -{keep} | grep -vx {name} || true"
+    removed = there.run(f'cd checkpoints; for step in $({older}); do rm -rf "$step"; echo "$step"; done')
     num_bytes = sum(record.size for record in manifest.values())
-    return Copied(name, len(sums), num_bytes, time.monotonic() - began, tuple(removed))
+    return Copied(name, len(sums), num_bytes, time.monotonic() - began, tuple(removed.split()))
 
 
-class _Remote:
-    """The run's directory at the destination."""
+class _Place:
+    """The run's directory at the destination. Methods raise `HostError`."""
 
-    def __init__(self, destination: Destination, run: str, ssh: Ssh) -> None:
-        self._host, self._ssh = destination.host, ssh
-        self._directory = destination.directory / run
-        self._is_here = destination.host in LOCAL
+    def __init__(self, destination: Destination, ssh: Ssh) -> None:
+        self._destination, self._fanout = destination, Fanout(ssh)
 
     def __str__(self) -> str:
-        return str(self._directory) if self._is_here else f"{self._host}:{self._directory}"
+        return shown(self._destination)
 
-    def _command(self, script: str) -> list[str]:
-        return ["sh", "-c", script] if self._is_here else self._ssh.to_shell(self._host, script)
+    def run(self, script: str) -> str:
+        """What a script in the directory prints."""
+        return self._done(self._ask(script)).stdout.decode(errors="replace")
 
-    def script(self, script: str, stdin: str = "", may_fail: bool = False) -> str:
-        """What a script in the directory prints; with `may_fail`, its last line of errors, nothing if it succeeds.
+    def complaint(self, script: str, stdin: str) -> str:
+        """Why a script in the directory fails; empty if it does not."""
+        answer = self._ask(script, stdin)
+        if answer.outcome is Outcome.FAILED and answer.status is not None:
+            return first_complaint(answer.stderr) or answer.reason
+        self._done(answer)
+        return ""
 
-        Raises `HostError`.
-        """
-        done = self._run(self._command(f"set -e; cd {shlex.quote(str(self._directory))}; {script}"), stdin)
-        if done.returncode == 0:
-            return "" if may_fail else done.stdout
-        if may_fail and (self._is_here or done.returncode != UNREACHABLE):
-            return first_complaint(done.stdout + done.stderr) or f"status {done.returncode}"
-        self._fail(done.stdout + done.stderr, done.returncode)
+    def send(self, paths: list[Path], directory: str, *options: str) -> None:
+        """Copy files and directories into `directory` below the run's."""
+        target = f"{self._destination._replace(directory=self._destination.directory / directory)}/"
+        command = [*_RSYNC, *options, "--rsh", self._fanout.ssh.call(), "--", *map(str, paths), target]
+        (answer,) = self._fanout.run([self._destination.host], shlex.join(command), LIMIT_S, here=True).values()
+        self._done(answer)
 
-    def _run(self, command: list[str], stdin: str = "") -> "subprocess.CompletedProcess[str]":
-        try:
-            return subprocess.run(command, input=stdin, capture_output=True, text=True, errors="replace", check=False)
-        except OSError as error:
-            raise _not_started(command, error) from None
+    def _ask(self, script: str, stdin: str = "") -> Answer:
+        path = shlex.quote(str(self._destination.directory))
+        script = f"set -e; mkdir -p {path}; cd {path}; {script}"
+        (answer,) = self._fanout.run([self._destination.host], script, LIMIT_S, stdin.encode()).values()
+        return answer
 
-    def send(self, paths: list[Path], directory: str, options: Sequence[str] = ()) -> None:
-        """Copy files and directories into `directory` below the run's. Raises `HostError`."""
-        if not paths:
-            return
-        target = f"{self._directory}/{directory}/"
-        reach = [] if self._is_here else ["--rsh", self._ssh.call()]
-        command = ["rsync", "--recursive", "--times", "--inplace", "--protect-args", "--timeout=300", *reach]
-        to = target if self._is_here else f"{self._host}:{target}"
-        done = self._run([*command, *options, "--", *map(str, paths), to])
-        if done.returncode:
-            self._fail(done.stderr, done.returncode)
-
-    def _fail(self, said: str, status: int) -> NoReturn:
-        if status == UNREACHABLE and not self._is_here:
-            reason, fix = explain_unreachable(said)
-            raise HostError(f"{self}: {reason}; {fix}")
-        raise HostError(f"{self}: {first_complaint(said) or f'status {status}'}")
-
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the lock of the run's copies within the block. Raises `HostError` if another process holds it."""
-        place = shlex.quote(str(self._directory))
-        hold = f"exec flock -n -E {_LOCKED} .copy.lock sh -c 'echo locked; cat'"
-        script = f"mkdir -p {place}/checkpoints && cd {place} && {hold}"
-        with tempfile.TemporaryFile() as errors:
-            command = self._command(script)
-            try:
-                holder: Any = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
-            except OSError as error:
-                raise _not_started(command, error) from None
-            try:
-                if not any(line == b"locked\n" for line in iter(holder.stdout.readline, b"")):
-                    status = holder.wait()
-                    if status == _LOCKED:
-                        raise HostError(f"{self}: another copy is under way there; wait until it is done")
-                    errors.seek(0)
-                    self._fail(errors.read().decode(errors="replace"), status)
-                yield
-            finally:
-                holder.stdin.close()
-                holder.wait()
-
-
-def _not_started(command: Sequence[str], error: OSError) -> HostError:
-    return HostError(f"'{command[0]}' cannot be started: {error.strerror}; install it, or correct --ssh")
-
-
-def follow(
-    copy: Callable[[str | None], Copied | None],
-    interval_s: float,
-    tell: Callable[[Copied], None],
-    wait: Callable[[float], Any] = time.sleep,
-) -> None:
-    """Copy every checkpoint that comes, until the caller's process is interrupted. What fails is tried again.
-
-    Args:
-        copy: copies the newest one, unless it has the name it is given.
-        wait: between two looks.
-    """
-    last: str | None = None
-    while True:
-        try:
-            done = copy(last)
-            if done is not None:
-                last = done.name
-                tell(done)
-        except (HostError, CheckpointError) as error:
-            logger.warning("%s; trying again in %.0f s", error, interval_s)
-        wait(interval_s)
+    def _done(self, answer: Answer) -> Answer:
+        if not answer.is_done:
+            raise HostError(f"{self}: {problem_of(answer)}")
+        return answer

@@ -81,10 +81,10 @@ def load(root: Path, layout: str) -> tuple[int, list[int] | None]:
     [
         ("fsdp", 4, "fsdp", 3),  # 4 and 10 rows over 4 and 3 ranks: uneven, and some without any
         ("hsdp", 4, "tp", 2),
-        ("tp", 4, "plain", 1),
+        pytest.param("tp", 4, "plain", 1, marks=pytest.mark.full),
         ("ep", 4, "hsdp", 2),
         ("pp", 3, "fsdp", 2),
-        ("plain", 1, "pp", 2),
+        pytest.param("plain", 1, "pp", 2, marks=pytest.mark.full),
     ],
 )
 def test_any_layout_reads_what_another_wrote(tmp_path, layout, ranks, other, other_ranks):

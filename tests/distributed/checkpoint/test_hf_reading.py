@@ -90,7 +90,7 @@ def memory(name: str) -> int:
     ("form", "layout", "surplus"),
     [
         ("large", Layout(dp_shard=4, ep=4), 1.0),
-        ("packed", Layout(dp_replicate=2, dp_shard=2), 1.0),
+        pytest.param("packed", Layout(dp_replicate=2, dp_shard=2), 1.0, marks=pytest.mark.full),
         ("packed", Layout(dp_shard=2, tp=2), 2.0),
     ],
     ids=["experts", "hsdp", "tp"],

@@ -130,6 +130,7 @@ def test_a_dry_run_tells_what_two_ranks_hold_that_share_a_long_row() -> None:
     assert step.peak < 4 * config.model.num_attention_heads * seq_len**2 / 8
 
 
+@pytest.mark.full
 def test_a_dry_run_tells_of_the_rank_along_cp_that_needs_most() -> None:
     """Here the second: its earlier chunk sees 1,024 keys, the most for the kernel that keeps probabilities."""
     shape = {"max_position_embeddings": 4096, "num_hidden_layers": 2}
@@ -151,14 +152,11 @@ def test_a_dry_run_holds_what_elastic_weight_consolidation_does() -> None:
     assert elastic.steps[0].peak - plain.steps[0].peak == pytest.approx(more, rel=0.01)
 
 
-SCHEDULES: list[tuple[str, dict[str, Any], int]] = [
-    ("zbv", {"cp": 2}, 9),
-]
+SCHEDULES: list[tuple[str, dict[str, Any], int]] = [("1f1b", {}, 4)]
 """Schedule, other settings, micro-batches. The last stage has an MTP layer."""
 
 MORE_SCHEDULES: list[tuple[str, dict[str, Any], int]] = [
     ("1f1b", {"reshard_after_forward": True}, 7),
-    ("1f1b", {}, 4),
     ("1f1b", {"cp": 2, "recompute": "full"}, 7),
     ("gpipe", {}, 7),
     ("gpipe", {"reshard_after_forward": True}, 5),
@@ -173,6 +171,7 @@ MORE_SCHEDULES: list[tuple[str, dict[str, Any], int]] = [
     ("interleaved_zero_bubble", {}, 8),
     ("interleaved_zero_bubble", {"cp": 2}, 8),
     ("interleaved_zero_bubble", {"pipeline_stages_per_rank": 4}, 8),
+    ("zbv", {"cp": 2}, 9),
     ("zbv", {"cp": 2, "recompute": "selective"}, 9),
     ("dualpipev", {}, 11),
     ("dualpipev", {"cp": 2}, 8),
@@ -219,9 +218,9 @@ def test_the_step_composed_of_an_excerpt_is_the_whole_step_at_every_place(
     [
         pytest.param(1, {}, marks=pytest.mark.full),
         pytest.param(1, {"reduce_gradients": "last_micro_batch"}, marks=pytest.mark.full),
-        (2, {}),
+        pytest.param(2, {}, marks=pytest.mark.full),
         (2, {"reduce_gradients": "last_micro_batch"}),
-        (2, {"dp_replicate": 2}),
+        pytest.param(2, {"dp_replicate": 2}, marks=pytest.mark.full),
     ],
     ids=str,
 )

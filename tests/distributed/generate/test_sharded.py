@@ -77,18 +77,18 @@ ALONE: list[tuple[int, dict[str, Any]]] = [
     (2, {"dp_shard": 2}),
     (2, {"dp_replicate": 2}),
     (2, {"tp": 2}),
-    (2, {"tp": 2, "sequence_parallel": False}),
     (2, {"ep": 2}),
     (2, {"cp": 2}),
     (2, {"pp": 2, "micro_batch_size": 2}),
     (2, {"pp": 2, "micro_batch_size": 2, "pipeline_schedule": "zbv"}),
-    (4, {"dp_shard": 4}),
     (4, {"dp_shard": 2, "tp": 2, "ep": 2}),
     (4, {"pp": 2, "dp_shard": 2, "ep": 2, "micro_batch_size": 2}),
-    (4, {"pp": 2, "tp": 2, "micro_batch_size": 2}),
 ]
 
 MATRIX: list[tuple[int, dict[str, Any]]] = [
+    (2, {"tp": 2, "sequence_parallel": False}),
+    (4, {"dp_shard": 4}),
+    (4, {"pp": 2, "tp": 2, "micro_batch_size": 2}),
     (4, {"dp_replicate": 2, "dp_shard": 2}),
     (4, {"tp": 2, "dp_replicate": 2}),
     (4, {"ep": 4}),

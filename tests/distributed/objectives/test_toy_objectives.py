@@ -132,7 +132,7 @@ def test_objectives_equal_one_process(layout: str, expected: dict[str, Tensor]) 
     assert errors[worst] < TOLERANCE, f"{worst}: {errors[worst]:.2e}"
 
 
-@pytest.mark.parametrize("layout", ["fsdp ep", "tp sp", "pp"])
+@pytest.mark.parametrize("layout", [pytest.param("fsdp ep", marks=pytest.mark.full), "tp sp", "pp"])
 def test_a_model_may_end_without_a_language_model_head(layout: str, expected: dict[str, Tensor]) -> None:
     alone = expected_of(lm_head=False)
     assert not any("lm_head" in name for name in alone)
@@ -164,6 +164,7 @@ def run_rank_with_plant(name: str) -> dict[str, Tensor]:
     return run_rank(LAYOUTS["cp"][1])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", PLANTS)
 def test_a_planted_bug_is_seen(name: str, expected: dict[str, Tensor]) -> None:
     try:

@@ -21,10 +21,10 @@ OWN_RATES = {"layer_lr_decay": 0.8, "rules": [{"match": "*.mlp.gate.weight", "lr
 CASES: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
     (4, {"dp_shard": 2, "tp": 2, "ep": 2}, {"matrix_optimizer": "lamb"}),
     (2, {"tp": 2}, OWN_RATES),
-    (4, {"dp_shard": 2, "tp": 2, "ep": 2}, {"rules": [FROZEN, FROZEN_EXPERTS, FROZEN_HEAD]}),
     (2, {"pp": 2, "micro_batch_size": 2, "pipeline_schedule": "zbv"}, {"rules": [FROZEN_LAYER, FROZEN_EXPERTS]}),
 ]
 MORE: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
+    (4, {"dp_shard": 2, "tp": 2, "ep": 2}, {"rules": [FROZEN, FROZEN_EXPERTS, FROZEN_HEAD]}),
     (4, {"pp": 2, "dp_shard": 2, "micro_batch_size": 2}, {"matrix_optimizer": "lamb", "layer_lr_decay": 0.8}),
     (2, {"dp_shard": 2, "recompute": "full"}, {"rules": [FROZEN, FROZEN_LAYER, FROZEN_EXPERTS]}),
     (2, {"pp": 2, "micro_batch_size": 2}, {"rules": [FROZEN, FROZEN_EXPERTS, FROZEN_HEAD]}),

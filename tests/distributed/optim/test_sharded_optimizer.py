@@ -234,7 +234,15 @@ def assert_equal_to_one_process(ranks: list[dict[str, Any]], expected: dict[str,
         assert sum(part.numel() for (other, _), part in seen.items() if other == name) == whole.numel()
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+QUICK = (
+    *("fsdp", "hsdp", "replicas only", "tp", "ep", "pp", "fsdp, uneven"),
+    *("ep, efsdp, tp, replicas", "ep, efsdp over rows, not at the border of gate and up"),
+)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in LAYOUTS]
+)
 def test_weights_state_and_norms_equal_one_process(name):
     expected, norms = train_alone()
     ranks = trained_ranks(name)
@@ -253,12 +261,9 @@ def test_weights_state_and_norms_equal_one_process(name):
     "name",
     [
         "fsdp, uneven",
-        "hsdp",
-        "tp, fsdp",
-        "ep",
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("hsdp", "tp, fsdp", "ep", "pp")),
         "ep, efsdp over rows, not at the border of gate and up",
-        "ep, efsdp, tp, replicas",
-        "pp",
+        pytest.param("ep, efsdp, tp, replicas", marks=pytest.mark.full),
         "pp, tp, ep",
     ],
 )
@@ -281,7 +286,7 @@ def test_methods_and_rates_of_single_parameters_equal_one_process(name):
     assert_equal_to_one_process(ranks, expected, atol=3e-6)  # as for Muon
 
 
-@pytest.mark.parametrize("name", ["fsdp", "tp, hsdp", "ep, efsdp over rows, not at the border of gate and up"])
+@pytest.mark.parametrize("name", ["fsdp", pytest.param("tp, hsdp", marks=pytest.mark.full)])
 def test_one_matrix_at_a_time_gives_the_same(name):
     layout = LAYOUTS[name]
     ranks = run_ranks(train_sharded, layout.world_size, layout, 1, torch.float32)

@@ -135,6 +135,7 @@ def compare(attention_bias: bool) -> tuple[dict[Fused, int], float]:
     return dict(fusing.counts), float(max(errors))
 
 
+@pytest.mark.full
 def test_the_pass_finds_its_patterns() -> None:
     for results in run_ranks(rank_compares, 2, timeout_s=300):
         for (fused, error), expected in zip(results, (EVERYWHERE | {QKV}, EVERYWHERE), strict=True):

@@ -167,25 +167,6 @@ def test_a_measured_fsdp_step() -> None:
         assert all(t.seconds > 0 for t in traffic.values())
 
 
-def test_measuring_changes_no_result() -> None:
-    assert all(run_ranks(rank_same_gradients, 2))
-
-
-def rank_same_gradients() -> bool:
-    world = World.join(Layout(dp_shard=2), CPU)
-    model = two_layers(world)
-    gradients = []
-    for measured in (False, True):
-        model.zero_grad()
-        if measured:
-            with measure_communication(world):
-                model(torch.ones(2, 8)).square().sum().backward()
-        else:
-            model(torch.ones(2, 8)).square().sum().backward()
-        gradients.append([p.grad.full_tensor() for p in model.parameters()])
-    return all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
-
-
 def test_a_single_process_communicates_nothing() -> None:
     with measure_communication(World.single("cpu")) as traffic:
         torch.ones(2).sum()
@@ -325,3 +306,22 @@ def test_seconds_from_operations_of_gloo() -> None:
     axes = GroupAxes({"tp": "7", "fsdp": "9", "pp": "3"})
     expected = {"other": 1e-6, "tp": 31e-6, "fsdp": 7e-6, "pp": 8e-6}
     assert seconds_by_axis(events, axes) == pytest.approx(expected)
+
+
+def test_measuring_changes_no_result() -> None:
+    assert all(run_ranks(rank_same_gradients, 2))
+
+
+def rank_same_gradients() -> bool:
+    world = World.join(Layout(dp_shard=2), CPU)
+    model = two_layers(world)
+    gradients = []
+    for measured in (False, True):
+        model.zero_grad()
+        if measured:
+            with measure_communication(world):
+                model(torch.ones(2, 8)).square().sum().backward()
+        else:
+            model(torch.ones(2, 8)).square().sum().backward()
+        gradients.append([p.grad.full_tensor() for p in model.parameters()])
+    return all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))

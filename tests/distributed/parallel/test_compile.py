@@ -75,7 +75,7 @@ def _compilations() -> list[str]:
     ("ranks", "parallel"),
     [
         (1, {}),
-        (2, {"ep": 2, "recompute": "full"}),
+        pytest.param(2, {"ep": 2, "recompute": "full"}, marks=pytest.mark.full),
         (2, {"tp": 2, "ep": 2, "recompute": "selective"}),
         pytest.param(2, {"ep": 2}, marks=pytest.mark.full),
         pytest.param(2, {"ep": 2, "ep_overlap": True, "recompute": "full"}, marks=pytest.mark.full),

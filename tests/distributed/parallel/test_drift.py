@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-from glmforge.config.parameters import Parameter
 from helpers.distributed import run_ranks
 from helpers.drift import Course, course_alone, course_of_layout
 
@@ -45,19 +44,6 @@ def check(course: Course, alone: Course) -> None:
 def test_twenty_steps_stay_together_until_a_token_is_moved() -> None:
     (course, _) = run_ranks(course_of_layout, 2, {"tp": 2, "ep": 2}, 0, 20)
     check(course, course_alone(0, 20))
-
-
-def test_the_bound_sees_a_gradient_that_is_not_whole() -> None:
-    (course, _) = run_ranks(without_router_sums, 2, CALM)
-    with pytest.raises(AssertionError):
-        check(course, course_alone(0, CALM))
-
-
-def without_router_sums(num_steps: int) -> Course | None:
-    """tp ranks keep the gradients of routers that their own tokens make."""
-    partial_axes = Parameter.partial_axes
-    Parameter.partial_axes = lambda self, **how: () if "gate.weight" in self.name else partial_axes(self, **how)  # type: ignore
-    return course_of_layout({"tp": 2}, 0, num_steps)
 
 
 @pytest.mark.full

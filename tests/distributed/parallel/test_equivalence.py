@@ -116,8 +116,7 @@ OF_RESIDUALS = {"regularization": {"dropout": 0.1}}  # attention dropout needs w
 SINKHORN = {"phase": {"balance": "sinkhorn"}}
 
 REGULARISED: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
-    # tp ranks share single rows
-    (2, {"tp": 2, "sequence_parallel": False, "micro_batch_size": 1}, DROPOUT | SINKHORN),
+    (2, {"tp": 2}, DROPOUT | SINKHORN),
     (2, {"cp": 2, "recompute": "full"}, OF_RESIDUALS | SINKHORN),
 ]
 
@@ -159,7 +158,8 @@ TIED_MATRIX: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
 REGULARISED_MATRIX: list[tuple[int, dict[str, Any], dict[str, Any]]] = [
     (2, {"dp_shard": 2, "ep": 2, "micro_batch_size": 2}, DROPOUT | SINKHORN),
     (2, {"pp": 2, "micro_batch_size": 2, "pipeline_schedule": "interleaved_1f1b"}, DROPOUT | SINKHORN),
-    (2, {"tp": 2}, DROPOUT | SINKHORN),
+    # tp ranks share single rows
+    (2, {"tp": 2, "sequence_parallel": False, "micro_batch_size": 1}, DROPOUT | SINKHORN),
     (4, {"dp_replicate": 2, "tp": 2, "recompute": "selective"}, DROPOUT | SINKHORN),
     (4, {"cp": 2, "tp": 2, "ep": 4}, OF_RESIDUALS | SINKHORN),
     (4, {"cp": 2, "tp": 2, "sequence_parallel": False}, OF_RESIDUALS | SINKHORN),

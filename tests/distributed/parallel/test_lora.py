@@ -40,6 +40,7 @@ ALONE: list[tuple[int, dict[str, Any], str]] = [
     (2, {"cp": 2}, "everywhere"),
     (2, {"pp": 2, "micro_batch_size": 2}, "everywhere"),
 ]
+QUICK = [ALONE[0], ALONE[2], ALONE[4], ALONE[5]]
 DROPOUT: list[tuple[int, dict[str, Any], str]] = [
     (2, {"tp": 2}, "dropped"),
     (4, {"dp_shard": 2, "cp": 2, "micro_batch_size": 2, "recompute": "full"}, "dropped"),
@@ -70,8 +71,12 @@ def single(name: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("world_size", "parallel", "name"),
     [
-        *(pytest.param(*layout) for layout in ALONE[:6]),
-        *(pytest.param(*layout, marks=pytest.mark.full) for layout in (*ALONE[6:], *DROPOUT[1:], *COMBINED[1:])),
+        *(pytest.param(*layout) for layout in QUICK),
+        *(
+            pytest.param(*layout, marks=pytest.mark.full)
+            for layout in (*ALONE, *DROPOUT[1:], *COMBINED[1:])
+            if layout not in QUICK
+        ),
         pytest.param(*DROPOUT[0]),
         pytest.param(*COMBINED[0]),
     ],

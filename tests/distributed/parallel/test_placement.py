@@ -13,10 +13,7 @@ from helpers.layouts import full_tensors, lay_out, uneven_config
 
 LAYOUTS = {
     "fsdp": Layout(dp_shard=8),
-    "hsdp": Layout(dp_replicate=2, dp_shard=4),
-    "tp": Layout(tp=2),
-    "tp x fsdp": Layout(dp_shard=4, tp=2),
-    "tp x fsdp x ep": Layout(dp_shard=4, tp=2, ep=4),
+    "tp x fsdp": Layout(dp_shard=2, tp=2),
     "tp x hsdp x ep": Layout(dp_replicate=2, dp_shard=2, tp=2, ep=2),
     "pp x tp x cp x ep": Layout(pp=2, cp=2, tp=2, ep=4),
 }

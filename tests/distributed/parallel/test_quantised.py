@@ -30,8 +30,8 @@ def single() -> dict[str, Tensor]:
     ("world_size", "parallel"),
     [
         (2, {"dp_shard": 2}),
-        (2, {"ep": 2, "recompute": "full"}),
-        (2, {"dp_replicate": 2, "micro_batch_size": 1}),
+        pytest.param(2, {"ep": 2, "recompute": "full"}, marks=pytest.mark.full),
+        pytest.param(2, {"dp_replicate": 2, "micro_batch_size": 1}, marks=pytest.mark.full),
         (2, {"tp": 2, "ep": 2}),
         pytest.param(2, {"tp": 2, "ep": 2, "compile": True}, marks=pytest.mark.full),  # inductor: most of a minute
         pytest.param(4, {"dp_shard": 2, "tp": 2, "ep": 2, "recompute": "selective"}, marks=pytest.mark.full),

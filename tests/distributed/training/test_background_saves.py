@@ -114,8 +114,8 @@ def rank_compare(config: RunConfig) -> tuple[int, int]:
     [
         (1, {"optim": {"matrix_optimizer": "adamw"}}),
         (2, {"parallel": {"dp_shard": 2, "reshard_after_forward": True}, "precision": {"compute": "bf16"}}),
-        (2, {"parallel": {"dp_shard": 2, "reshard_after_forward": False}}),
-        (2, {"parallel": {"dp_shard": 2, "cpu_offload": True}}),
+        pytest.param(2, {"parallel": {"dp_shard": 2, "reshard_after_forward": False}}, marks=pytest.mark.full),
+        pytest.param(2, {"parallel": {"dp_shard": 2, "cpu_offload": True}}, marks=pytest.mark.full),
         (2, {"parallel": {"ep": 2}}),
         (2, {"parallel": {"pp": 2, "micro_batch_size": 2}}),
     ],

@@ -55,7 +55,7 @@ def without_critic(records: list[Record]) -> list[dict[str, Any]]:
     return [{name: value for name, value in each.items() if "extra" not in name} for each in numbers(records)]
 
 
-@pytest.fixture(scope="module", params=LAYOUTS, ids="{} ranks".format)
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.full), 2], ids="{} ranks".format)
 def whole(request: pytest.FixtureRequest, tiny_data: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A run with a critic that nothing happens to: its number of ranks, directory and records."""
     root = tmp_path_factory.mktemp("whole") / "run"

@@ -12,7 +12,9 @@ import gpu
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.mark.parametrize("part", gpu.PARTS)
+@pytest.mark.parametrize(
+    "part", [part if part == "engine" else pytest.param(part, marks=pytest.mark.full) for part in gpu.PARTS]
+)
 def test_a_part_runs_dry(part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHON", sys.executable)
     command = [ROOT / "scripts" / "gpu.sh", part, "--dry", "--out", tmp_path]

@@ -4,7 +4,6 @@ import json
 import sys
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from glmforge.cli.app import main
@@ -71,13 +70,6 @@ def test_records_left_out_are_told(run, corpus, tokenizer_dir):
     assert "line 61: not JSON" in result.output
 
 
-@pytest.mark.parametrize("command", sorted(typer.main.get_command(app).commands))
-def test_help_has_an_example(run, command):
-    result = run(command, "--help")
-    assert result.exit_code == 0
-    assert f"glmforge data {command}" in result.output
-
-
 def test_pack(run, corpus, tokenizer_dir, tmp_path):
     run("tokenize", corpus, "--tokenizer", tokenizer_dir, "--out", "data/x", "--text-field", "body")
     shard = TokenShard(tmp_path / "data" / "x")
@@ -95,12 +87,6 @@ def test_pack(run, corpus, tokenizer_dir, tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(DataError, match="delete it, and it is built again"):
         run("pack", "data/x", "--seq-len", longest + 1, "--out", "packed")
-
-
-def test_pack_beside_the_shard(run, corpus, tokenizer_dir, tmp_path):
-    run("tokenize", corpus, "--tokenizer", tokenizer_dir, "--out", "data/x", "--text-field", "body")
-    run("pack", "data/x", "--seq-len", 8)
-    assert len(list((tmp_path / "data").glob("x.pack-8-*.idx"))) == 1
 
 
 def test_progress_is_told_on_stderr(run, corpus, tokenizer_dir, monkeypatch):

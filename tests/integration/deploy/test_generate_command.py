@@ -68,7 +68,7 @@ def test_a_schema_in_a_file_or_as_it_is(run: Path, tmp_path: Path) -> None:
         assert result.stdout.strip() in ('"yes"', '"no"'), result.output
 
 
-@pytest.mark.parametrize("gib", ["1e-7", "1e-4", "8e9"])
+@pytest.mark.parametrize("gib", ["1e-7", "8e9"])
 def test_a_cache_that_cannot_be_names_the_option(run: Path, gib: str) -> None:
     """No room for a page, none for the prompt, and more than there is."""
     result = generate(run, "--prompt", "import " * 30, "--cache-gib", gib)
@@ -90,7 +90,6 @@ def test_a_prompt_that_fails_midway(run: Path, tmp_path: Path, number: int) -> N
     ("options", "words"),
     [
         (["--prompt", "x", "--cache-gib", "0"], "--cache-gib"),
-        (["--prompt", "x", "--cache-gib", "inf"], "--cache-gib"),
         (["--prompt", "x", "--cache-gib", "nan"], "--cache-gib"),
         (["--prompt", "x", "--experts"], "--experts"),
         ([], "give a file of prompts, or one with --prompt"),

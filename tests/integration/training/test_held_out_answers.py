@@ -184,13 +184,13 @@ def rank_train(config: RunConfig) -> None:
 def test_every_layout_writes_the_same_answers(config: RunConfig, tmp_path: Path) -> None:
     greedy = {"held_out": 4, "max_new_tokens": 12, "temperature": 0}
     found = []
-    for name, num_ranks, parallel in (("one", 1, {}), ("two", 2, {"dp_shard": 2}), ("tp", 2, {"tp": 2})):
+    for name, num_ranks, parallel in (("one", 1, {}), ("two", 2, {"tp": 2})):
         observe = config.observe.model_dump(exclude_unset=True) | {"samples": greedy}
         own = changed(config, parallel=parallel, output_dir=tmp_path / name, observe=observe)
         run_ranks(rank_train, num_ranks, own, init_group=False)
         names = ("prompt", "completion", "reference", "finished", "malformed")
         found.append([{key: one[key] for key in names} for one in read_jsonl(tmp_path / name / "samples.jsonl")])
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
 
 
 def test_where_nothing_is_conversations_the_run_is_refused(config: RunConfig, tiny_data: TinyData) -> None:

@@ -53,17 +53,15 @@ def assert_begins_with(run: Path, source: str, *, without: tuple[str, ...] = ())
         assert torch.allclose(began[name], tensor, rtol=0, atol=1e-20), name
 
 
-@pytest.mark.parametrize("form", ["", "@2", "@step-4", "/checkpoints/step-00000002"])
+@pytest.mark.parametrize("form", ["", "@2"])
 def test_a_run_begins_with_the_weights_of_a_run_or_of_a_step(
     tiny_data: TinyData, tmp_path: Path, base: Path, form: str
 ) -> None:
     state = train(start(tiny_data, tmp_path / "run", f"{base}{form}"))
     assert state.step == 1
     assert_begins_with(tmp_path / "run", f"{base}{form}")
-    other = {"": "@2", "@2": "@4"}.get(form)
-    if other is not None:
-        with pytest.raises(AssertionError):
-            assert_begins_with(tmp_path / "run", f"{base}{other}")
+    with pytest.raises(AssertionError):
+        assert_begins_with(tmp_path / "run", f"{base}{'@4' if form else '@2'}")
 
 
 def test_every_rank_reads_its_part(tiny_data: TinyData, tmp_path: Path, base: Path) -> None:
@@ -124,31 +122,12 @@ def test_a_score_model_begins_with_a_base_models_trunk_and_no_base_with_a_score_
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        (
-            {"moe_intermediate_size": 48},
-            r"init_from: .* has moe_intermediate_size = 32, the run's model 48; take",
-        ),
-        ({"num_experts_per_tok": 1}, r"has num_experts_per_tok = \d+, the run's model 1"),
-    ],
-)
-def test_another_model_is_refused_in_one_line(
-    tiny_data: TinyData, tmp_path: Path, base: Path, change: dict[str, int], complaint: str
-) -> None:
-    model = tiny_config(vocab_size=VOCAB_SIZE).model_dump() | change
-    with pytest.raises(ConfigError, match=complaint) as refused:
-        train(start(tiny_data, tmp_path / "run", str(base), model=model))
-    assert "\n" not in str(refused.value)
-    assert not (tmp_path / "run" / "run.json").exists()
-
-
-@pytest.mark.parametrize(
     ("source", "model", "complaint"),
     [
         ("{base}/nothing", {}, r"^init_from: .*/nothing: no such directory"),
         ("{base}@3", {}, r"^init_from: .*@3: there is no step-00000003"),
         ("{base}", {"hidden_size": 32}, r"^init_from: .* has hidden_size = 48, the run's model 32"),
+        ("{base}", {"num_experts_per_tok": 1}, r"has num_experts_per_tok = \d+, the run's model 1"),
     ],
 )
 def test_it_is_refused_before_a_model_is_built(
@@ -177,15 +156,9 @@ def test_a_run_that_has_begun_needs_its_base_no_more(tiny_data: TinyData, tmp_pa
     assert train(longer).step == 2
 
 
-def test_what_is_not_there_or_damaged_is_refused(tiny_data: TinyData, tmp_path: Path, base: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"there is no step-00000003 in .*there is step-00000004, step-00000002"):
-        train(start(tiny_data, tmp_path / "run", f"{base}@3"))
-    damaged = tmp_path / "damaged"
-    damaged.symlink_to(base / "checkpoints" / "step-00000002")
+def test_what_is_damaged_is_refused(tiny_data: TinyData, tmp_path: Path, base: Path) -> None:
     copy = tmp_path / "copy" / "step-00000002"
-    copy.mkdir(parents=True)
-    for file in damaged.iterdir():
-        (copy / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(base / "checkpoints" / "step-00000002", copy)
     shard = next(copy.glob("*.distcp"))
     shard.write_bytes(shard.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="is not whole"):

@@ -67,6 +67,7 @@ def test_each_rank_of_a_second_start_says_who_works_there(
     interrupt_and_check(first, run)
 
 
+@pytest.mark.chaos
 def test_of_starts_at_the_same_time_one_runs(tiny_data: TinyData, tmp_path: Path, commands: Commands) -> None:
     run, config = tmp_path / "run", config_in(tiny_data, tmp_path, 100_000)
     starts = [commands.start("train", config, f"seed={seed}", prepared=True) for seed in (1, 2, 3)]

@@ -83,7 +83,9 @@ def other_weights(directory: Path, tiny_data: TinyData) -> tuple[list[str], dict
     return [f"init_from={directory}/second"], {}, f"the nodes do not see the same files: node {HOST} (rank 1) has other"
 
 
-@pytest.mark.parametrize("mistake", [other_revision, other_data, other_weights])
+@pytest.mark.parametrize(
+    "mistake", [other_data, *(pytest.param(other, marks=pytest.mark.full) for other in (other_revision, other_weights))]
+)
 def test_a_node_that_has_something_else_is_named_on_both(
     nodes: Nodes, tiny_data: TinyData, tmp_path: Path, mistake: Mistake
 ) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from glmforge.runtime.launch import LaunchEnvironment
 from glmforge_ops.health import bandwidth, slow_host
-from glmforge_ops.health.bandwidth import KINDS, Row, judge, measure_all
+from glmforge_ops.health.bandwidth import KINDS, Row, judge, measure
 from glmforge_ops.health.ranks import joined
 from helpers.distributed import run_ranks
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 
 def measured() -> list[Row]:
-    return measure_all(list(KINDS), [4, 4096, 100_000], 1, CPU, lambda row: None)
+    return [measure(kind, size, 1, CPU) for kind in KINDS for size in (4, 4096, 100_000)]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -50,7 +50,7 @@ def measured_with(fault: str) -> list[Row]:
         return faulty, output, prepare, expected
 
     bandwidth._collective = make
-    return measure_all(list(KINDS), [4096], 1, CPU, lambda row: None)
+    return [measure(kind, 4096, 1, CPU) for kind in KINDS]
 
 
 @pytest.mark.parametrize("fault", ["wrong", "idle"])

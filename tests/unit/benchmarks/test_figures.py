@@ -84,25 +84,6 @@ def test_a_changed_result_is_found_in_the_text_and_written_into_it(repository):
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
-    [
-        ("speed lost .1f", "no lost"),
-        ("speed rounds.7 .1f", "no rounds.7"),
-        ("speed rounds .1f", "not a single figure"),
-        ("speed name .1f", "cannot format"),
-        ("speed rounds.0 ^ 2 .1f", "'^' is not one of"),
-        ("other fast .1f", "no benchmarks/results/other.json"),
-    ],
-)
-def test_a_figure_that_no_result_answers_is_named_by_its_place(repository, value, says):
-    write_result({"rounds": [1.0], "name": "xz"})
-    write_text(repository, f"\n<!--fig {value}-->1.0<!--/fig-->\n")
-    (wrong,) = figures.differing()
-    assert wrong.startswith("docs/speed.md:2: ")
-    assert says in wrong
-
-
-@pytest.mark.parametrize(
     ("text", "figures_found"),
     [
         ("It takes 1.5 s and 20 %, that is 1.18x.", ["1.5 s", "20 %", "1.18x"]),
@@ -119,17 +100,6 @@ def test_a_measurement_without_a_result_is_found(repository, monkeypatch, text, 
     monkeypatch.setattr(figures, "GIVEN", exempt)
     figures.given.cache_clear()
     assert [found for _, found in figures.unmarked(write_text(repository, text))] == figures_found
-    figures.given.cache_clear()
-
-
-def test_an_exemption_that_the_text_no_longer_needs_is_found(repository, monkeypatch):
-    write_text(repository, "sent again at once")
-    exempt = repository / "given.toml"
-    exempt.write_text('"docs/speed.md" = ["after 60 s"]')
-    monkeypatch.setattr(figures, "GIVEN", exempt)
-    monkeypatch.setattr(figures, "ALL_MARKED", ())
-    figures.given.cache_clear()
-    assert figures.without_source() == ["given.toml: docs/speed.md does not say 'after 60 s'"]
     figures.given.cache_clear()
 
 
@@ -156,21 +126,3 @@ def test_code_that_changed_makes_a_result_stale_and_comments_do_not(repository, 
     assert figures.why_stale("speed") is None
     (repository / "code" / "step.py").write_text(code)
     assert (figures.why_stale("speed") is not None) == stale
-
-
-def test_new_files_and_lost_folders_make_a_result_stale(repository):
-    write_result({"fast": 1.5})
-    (repository / "code" / "more.py").write_text("x = 1\n")
-    assert "changed" in figures.why_stale("speed")
-    for file in (repository / "code").iterdir():
-        file.unlink()
-    assert "no such file" in figures.why_stale("speed")
-
-
-def test_stale_results_are_measured_by_their_own_command(repository, capfd):
-    (repository / "bench.py").write_text("import sys; print('measured', sys.argv[1:])")
-    write_result({"fast": 1.5})
-    assert figures.measure(["speed"]) == 0
-    assert "measured ['--rounds', '3']" in capfd.readouterr().out
-    (repository / "bench.py").write_text("raise SystemExit(3)")
-    assert figures.measure(["speed"]) == 1

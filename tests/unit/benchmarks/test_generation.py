@@ -56,30 +56,6 @@ def test_programs_take_turns_and_are_compared_with_ours(start):
     assert 0 <= summary[OURS]["first_token_s"] <= summary[OURS]["last_first_token_s"]
 
 
-def test_a_slow_program_has_one_turn_which_counts(start):
-    workers = [start(OURS), start("slow", "other")]
-    patience = Namespace(rounds=1, patience=0, seconds=0)
-    summary = generation.summarize(WORKLOAD, generation.take_turns(WORKLOAD, workers, HELD_OUT, patience))
-    assert summary["slow"]["turns"] == 1
-    assert summary["slow"]["differing_tokens"] == 3
-
-
-def test_prompts_differ_from_turn_to_turn_and_not_from_run_to_run():
-    assert WORKLOAD.prompts(HELD_OUT, 1) == WORKLOAD.prompts(HELD_OUT, 1)
-    assert WORKLOAD.prompts(HELD_OUT, 1) != WORKLOAD.prompts(HELD_OUT, 2)
-
-
-def test_a_program_that_answers_too_little_is_no_measurement(start):
-    with pytest.raises(RuntimeError, match=r"hasty answered with \[1\] tokens, not 2"):
-        start("hasty", "short").run(WORKLOAD, HELD_OUT, 0)
-
-
-def test_a_program_that_dies_is_named(tmp_path):
-    program = Contestant(str(tmp_path / "absent.py"), sys.executable, "hf-{}")
-    with pytest.raises(RuntimeError, match="the process of 'mortal' exited"):
-        Worker("mortal", program, "fp32", Namespace(model=tmp_path, threads=1))
-
-
 def test_what_is_missing_is_named(tmp_path):
     (tmp_path / "hf-fp32").mkdir()
     absent = {generation.LLAMA_CPP_PYTHON: None, generation.VLLM_PYTHON: sys.executable}

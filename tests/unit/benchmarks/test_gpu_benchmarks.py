@@ -10,7 +10,7 @@ import pytest
 import torch
 from gpu.bench import Bench
 from gpu.case import Case, Inputs, Setup
-from gpu.kernels import compare, fastest, measured
+from gpu.kernels import compare, measured
 from gpu.results import MissingError, Results, TooLargeError
 from gpu.runner import PartRun, run_part
 from gpu.summary import status_of
@@ -91,21 +91,6 @@ def test_a_failure_is_recorded_by_its_kind(tmp_path: Path, error: Exception, sta
     assert status_of(results.content) == verdict
 
 
-def test_what_another_library_fails_at_does_not_fail_the_part(tmp_path: Path) -> None:
-    results = Results(tmp_path / "gpu_step.json", HEADER)
-    results.measure("theirs", lambda: 1 / 0, is_ours=False)  # type: ignore[arg-type, return-value]
-    results.measure("ours", dict)
-    results.content["complete"] = True
-    assert status_of(results.content) == "ok"
-
-
-def test_a_part_without_a_single_figure_is_not_ok(tmp_path: Path) -> None:
-    results = Results(tmp_path / "gpu_tests.json", HEADER)
-    results.set("all tests", status="missing", reason="pydantic is not installed")
-    results.content["complete"] = True
-    assert status_of(results.content) == "nothing was measured: pydantic is not installed"
-
-
 def scale(x: Tensor, weight: Tensor) -> Tensor:
     return x * weight
 
@@ -160,17 +145,6 @@ def test_a_kernel_s_figure_has_times_and_rooflines(bench: Bench) -> None:
     assert both["roofline"]["flops"] == 3 * 528
     assert 0 < forward["fastest_s"] <= forward["seconds"]
     assert both["roofline"]["share"] == pytest.approx(both["roofline"]["floor_s"] / both["seconds"], rel=5e-2)
-
-
-def test_the_fastest_implementation_and_the_noise_of_its_reference() -> None:
-    def figure(name: str, seconds: float) -> dict:
-        shared = {"status": "ok", "kernel": "router", "size": "Air", "implementation": name}
-        return shared | {"forward": {"seconds": 9.0}, "forward_and_backward": {"seconds": seconds}}
-
-    figures = {"a": figure("plain", 2.0), "b": figure("triton", 1.0), "c": figure("plain", 2.2)}
-    figures["d"] = {"status": "failed", "kernel": "router", "size": "Air", "implementation": "wrong"}
-    expected = {"implementation": "triton", "times_as_fast": 2.0, "noise": 0.1}
-    assert fastest(figures) == {"router | Air": expected}
 
 
 def test_dry_runs_are_not_taken_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

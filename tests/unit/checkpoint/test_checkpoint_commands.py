@@ -131,8 +131,3 @@ def test_reset_optimizer_with_another_configuration(tmp_path: Path) -> None:
     assert read_meta(path).config["optim"]["matrix_optimizer"] == "adamw"
     zero = run("reset-optimizer", path, tmp_path / "zero", "--position", "zero")
     assert "step-00000000" in zero.output
-
-
-@pytest.mark.parametrize("command", ["show", "verify", "consolidate", "reset-optimizer", "diff"])
-def test_every_command_has_an_example(command: str) -> None:
-    assert f"  glmforge checkpoint {command} runs/" in run(command, "--help").output

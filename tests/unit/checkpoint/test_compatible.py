@@ -1,11 +1,10 @@
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from glmforge.checkpoint.compatible import FREE, RULES, check_compatible, rule_of, rules_markdown
+from glmforge.checkpoint.compatible import FREE, RULES, check_compatible, rule_of
 from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError
 from helpers.models import tiny_config
@@ -50,7 +49,6 @@ ALLOWED = {
 }
 NOTED = {
     "rate": ({"optim__lr": 1e-3}, "optim.lr was 0.00025 and is 0.001: learning rate"),
-    "schedule": ({"optim__schedule": "wsd"}, "optim.schedule was cosine and is wsd"),
     "longer": ({"phases__third__steps": 20}, "phases.third.steps was 10 and is 20: the schedule of the learning rate"),
     "batch": ({"phases__second__batch_size": 16}, "phases.second.batch_size was 8 and is 16"),
     "ramp": (
@@ -60,10 +58,6 @@ NOTED = {
     "weights": ({"data__sources__web__weight": 3.0}, "data.sources.web.weight was 1.0 and is 3.0: the mixture"),
     "mixture": ({"phases__second__sources": {"web": 1.0}}, "phases.second.sources was null and is there"),
     "later seq_len": ({"phases__third__seq_len": 16}, "phases.third.seq_len was 32 and is 16"),
-    "later packing": ({"phases__third__packing": "best_fit"}, "phases.third.packing was truncate and is best_fit"),
-    "RoPE": ({"model__rope_theta": 2e6}, "model.rope_theta was"),
-    "precision": ({"precision__compute": "fp32"}, "precision.compute was bf16 and is fp32"),
-    "dropout": ({"regularization__dropout": 0.1}, "regularization.dropout was 0.0 and is 0.1"),
     "rule of rates": (
         {"optim__rules": [{"match": "*.gate.weight", "lr_scale": 0.5}]},
         "optim.rules was [] and is [{",
@@ -80,9 +74,6 @@ REFUSED = {
     "frozen": ({"optim__rules": [{"match": "*.gate.weight", "lr_scale": 0.0}]}, r"optim\.rules was"),
     "seed": ({"seed": 1}, r"seed was 0 and is 1 \(the order of the samples"),
     "seq_len": ({"phases__second__seq_len": 16}, r"phases\.second\.seq_len was 32 and is 16"),
-    "seq_len of a finished phase": ({"phases__first__seq_len": 16}, r"phases\.first\.seq_len was 32 and is 16"),
-    "packing": ({"phases__second__packing": "best_fit"}, r"phases\.second\.packing was truncate and is best_fit"),
-    "mask": ({"phases__second__document_mask": False}, r"phases\.second\.document_mask was True and is False"),
     "fim": ({"phases__second__fim_rate": 0.2}, r"phases\.second\.fim_rate was 0\.5 and is 0\.2"),
     "code": ({"data__sources__web__code": True}, r"data\.sources\.web\.code was False and is True"),
     "name": ({"phases__second__name": "other"}, r"phases\.second was there and is not there"),
@@ -113,10 +104,9 @@ def test_what_would_be_another_run_is_refused_in_one_line(changes: dict[str, Any
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("key", ["seed", "phases__second__seq_len", "phases__first__name", "optim__lm_head"])
+@pytest.mark.parametrize("key", ["seed", "phases__first__name"])
 def test_before_the_first_sample_only_the_model_must_stay(key: str) -> None:
-    value = {"seed": 5, "optim__lm_head": "adamw"}.get(key, 16 if key.endswith("seq_len") else "other")
-    assert check_compatible(run_config(), run_config(**{key: value}), {"first": 0})
+    assert check_compatible(run_config(), run_config(**{key: 5 if key == "seed" else "other"}), {"first": 0})
     with pytest.raises(CheckpointError, match=r"model\.n_routed_experts"):
         check_compatible(run_config(), run_config(model__n_routed_experts=2), {})
 
@@ -206,8 +196,3 @@ def _types(annotation: Any) -> Iterator[Any]:
 def test_what_speeds_up_or_reports_is_free() -> None:
     for section in ("parallel", "checkpoint", "observe", "fault_tolerance"):
         assert all(rule_of(path).after is FREE for path in leaves(RunConfig, ()) if path[0] == section)
-
-
-def test_the_docs_show_the_table_as_it_is() -> None:
-    page = Path(__file__).parents[3] / "docs" / "checkpoints.md"
-    assert rules_markdown() in page.read_text(encoding="utf-8"), "run scripts/doc_tables.py"

@@ -52,57 +52,28 @@ def pair(template, tmp_path):
     return checkpoint_path(tmp_path, 10), checkpoint_path(tmp_path, 20)
 
 
-@pytest.fixture
-def damaged(pair, request):
-    file, damage = request.param
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [*((FILES[0], damage) for damage in DAMAGES), *((file, d) for file in FILES[1:] for d in (flip_a_bit, delete))],
+)
+def test_what_is_damaged_is_named_and_refused_and_the_older_one_taken(pair, caplog, file, damage):
     older, newest = pair
     damage(newest / file)
-    return older, newest, newest / file
-
-
-CASES = pytest.mark.parametrize(
-    "damaged",
-    [pytest.param((f, d), id=f"{d.__name__}-{f}") for f in FILES for d in DAMAGES],
-    indirect=True,
-)
-
-
-@CASES
-def test_verify_names_the_file(damaged):
-    older, newest, file = damaged
     assert verify_checkpoint(older) == []
     (problem,) = verify_checkpoint(newest)
     assert str(newest) in problem
-    assert file.name in problem
-
-
-@CASES
-def test_load_refuses(damaged):
-    _, newest, _ = damaged
+    assert file in problem
     tensors = blank_tensors()
     with pytest.raises(CheckpointError, match=f"{re.escape(str(newest))}.* is not whole"):
         load_checkpoint(newest, tensors)
     assert all((t == -1).all() for t in tensors.values() if t.numel())
-
-
-@CASES
-def test_load_latest_takes_the_older_one_and_says_why(damaged, caplog):
-    older, newest, file = damaged
-    tensors = blank_tensors()
     path, meta = load_latest(older.parent, tensors)
     assert (path, meta.step) == (older, 10)
     assert_holds_step(tensors, 10)
     assert f"{newest} is not whole and is skipped" in caplog.text
-    assert file.name in caplog.text
-
-
-@pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("damage", [truncate, extend, delete, garble])
-def test_latest_needs_no_checksums_to_see_what_sizes_show(pair, tmp_path, caplog, file, damage):
-    older, newest = pair
-    damage(newest / file)
-    assert latest_checkpoint(tmp_path) == older
     assert file in caplog.text
+    if damage is not flip_a_bit or file == "manifest.json":  # sizes show it, without checksums
+        assert latest_checkpoint(older.parent) == older
 
 
 def test_latest_with_checksums_sees_a_flipped_bit(pair, tmp_path):

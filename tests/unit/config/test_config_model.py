@@ -93,14 +93,11 @@ def test_preset_names() -> None:
         ({"n_group": 4, "topk_group": 1, "num_experts_per_tok": 3}, "3 is more than the 2 experts"),
         ({"pad_token_id": 512}, "512 lies outside the vocabulary"),
         ({"eos_token_id": [0, -1]}, "-1 lies outside the vocabulary"),
-        ({"hidden_act": "gelu"}, "should be 'silu'"),
         ({"num_hidden_layers": 2**31}, "less than or equal to 1000"),
         ({"hidden_size": 2**24, "n_routed_experts": 2**24}, "makes a matrix of .* elements"),
         ({"rope_theta": float("inf")}, "finite number"),
-        ({"num_hidden_layers": True}, "valid integer"),
         ({"hidden_sizes": 64}, "not permitted"),
         ({"heads": {"lm_head": 1}}, "'lm_head' cannot be a head's name"),
-        ({"heads": {"a.b": 1}}, "'a.b' cannot be a head's name"),
         ({"heads": {"score": 0}}, "greater than 0"),
         ({"lm_head": False}, "without lm_head the model has no output"),
         ({"lm_head": False, "heads": {"score": 1}, "num_nextn_predict_layers": 1}, "MTP needs lm_head: set it to 0"),
@@ -109,11 +106,6 @@ def test_preset_names() -> None:
 def test_impossible_models_are_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         changed(**fields)
-
-
-@pytest.mark.parametrize("fields", [{"n_group": 4, "topk_group": 1}, {"first_k_dense_replace": 0}])
-def test_unusual_but_possible_models_are_accepted(fields: dict[str, object]) -> None:
-    changed(**fields)
 
 
 def test_heads_are_in_files_only_if_there_are_any() -> None:
@@ -126,12 +118,6 @@ def test_sizes_have_no_default() -> None:
         ModelConfig.model_validate({})
     missing = {error["loc"][0] for error in caught.value.errors()}
     assert {"hidden_size", "num_hidden_layers", "n_routed_experts", "use_qk_norm", "rope_theta"} <= missing
-
-
-def test_a_configuration_cannot_be_changed() -> None:
-    config = load_model_config("tiny")
-    with pytest.raises(ValidationError, match="frozen"):
-        config.hidden_size = 1
 
 
 def test_derived_sizes() -> None:

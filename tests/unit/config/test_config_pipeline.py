@@ -7,7 +7,6 @@ import pytest
 from glmforge.config.model import ModelConfig
 from glmforge.config.parallel import ParallelConfig
 from glmforge.config.pipeline import balanced_split, layer_costs, stages_of_rank, stages_per_rank
-from glmforge.errors import ConfigError
 from helpers.models import tiny_config
 
 MODELS = {
@@ -89,9 +88,3 @@ def test_stages_of_each_rank(schedule: str, per_rank: int, expected: list[list[i
 )
 def test_stages_per_rank(changes: dict, expected: int) -> None:
     assert stages_per_rank(ParallelConfig(**({"pp": 2} | changes))) == expected
-
-
-@pytest.mark.parametrize(("schedule", "wanted"), [("1f1b", 2), ("gpipe", 3), ("zbv", 1), ("dualpipev", 3)])
-def test_schedules_with_a_number_of_their_own(schedule: str, wanted: int) -> None:
-    with pytest.raises(ConfigError, match=f"pipeline_stages_per_rank: {schedule} has"):
-        stages_per_rank(ParallelConfig(pp=2, pipeline_schedule=schedule, pipeline_stages_per_rank=wanted))

@@ -54,13 +54,11 @@ def test_a_phase_weights_its_sources(run_yaml: str) -> None:
             "phases.0.tokens: give exactly one of .* none set in phase 'pretrain'",
         ),
         (["phases.0.tokens=5"], "tokens and steps set in phase 'pretrain'"),
-        (["phases=[]"], "phases: should not be empty"),
         (
             ["phases.0.seq_len=4096"],
             "phases.0.seq_len: 4096 is more than model.max_position_embeddings = 256",
         ),
         (["phases.0.sources={trian: 1.0}"], "phases.0.sources.trian: no such source; data.sources has train"),
-        (["phases.0.sources={train: 0}"], "phases.0.sources.train: should be greater than 0, not 0"),
         (
             ["data.sources=[{name: a, path: a}, {name: a, path: b}]"],
             "data.sources: the name 'a' is used 2 times",
@@ -76,9 +74,7 @@ def test_a_phase_weights_its_sources(run_yaml: str) -> None:
         (["optim.lr=1e-5"], "optim.min_lr: 0.0002 is more than lr = 1e-05"),
         (["optim.betas=[0.9, 1.0]"], r"optim.betas: \[0.9, 1.0\]: both must lie in \[0, 1\)"),
         (["optim.schedule=step"], "optim.schedule: should be 'cosine', 'linear', 'constant' or 'wsd', not 'step'"),
-        (["parallel.dp_shard=all"], "parallel.dp_shard: should be a valid integer or 'auto', not 'all'"),
         (["name=a/b"], "name: should match pattern"),
-        (["output_dir=null"], "output_dir: should be a path, not None"),
         (["optim=muon"], "optim: should be a mapping of keys to values, not 'muon'"),
         (
             ["parallel.pp=2", "parallel.pipeline_schedule=zbv", "parallel.reshard_after_forward=true"],
@@ -95,16 +91,8 @@ def test_a_phase_weights_its_sources(run_yaml: str) -> None:
             "parallel.ep_overlap: cuts micro-batches in halves: make micro_batch_size = 3 even",
         ),
         (["parallel.async_tp=true", "parallel.tp=2"], "parallel.async_tp: .* needs compile: true, tp > 1"),
-        (["parallel.async_tp=true", "parallel.compile=true"], "parallel.async_tp: .* needs compile: true, tp > 1"),
         (["parallel.recompute=budget"], "parallel.recompute: 'budget' is torch.compile's .* set compile to true"),
         (["parallel.tp=0"], "parallel.tp: should be greater than 0, not 0"),
-        (
-            ["parallel.pipeline_layers=[1,-1]"],
-            "parallel.pipeline_layers.1: should be greater than or equal to 0, not -1",
-        ),
-        (["parallel.recompute_budget=1.5"], "parallel.recompute_budget: should be less than or equal to 1, not 1.5"),
-        (["phases.0.capacity_factor=0"], "phases.0.capacity_factor: should be greater than 0, not 0"),
-        (["parallel.compile=yes"], "parallel.compile: should be a valid boolean, not 'yes'"),
         (["seed=1.5"], "seed: should be a valid integer, not 1.5"),
     ],
 )

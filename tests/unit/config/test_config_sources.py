@@ -86,28 +86,18 @@ def test_what_transformers_writes_can_be_read(tmp_path: Path) -> None:
     assert load_model_config(tmp_path) == TINY
 
 
-def test_a_single_end_token_is_also_the_padding(tmp_path: Path) -> None:
-    path = write_json(tmp_path / "config.json", published(eos_token_id=476, pad_token_id=None))
-    config = load_model_config(path)
-    assert (config.eos_token_id, config.pad_token_id) == ([476], 476)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"model_type": "glm4"}, "model_type is 'glm4'; only 'glm4_moe' can be read"),
         ({"attention_dropout": "x"}, "attention_dropout is 'x'; must be a share"),
-        ({"attention_dropout": True}, "attention_dropout is True; must be a share"),
         ({"rope_parameters": [1]}, r"rope_parameters is \[1\]; must be an object or null"),
         ({"rope_parameters": {"type": "linear", "factor": 2}}, "rope_parameters: scaled RoPE"),
         ({"eos_token_id": [None]}, "eos_token_id.*valid integer"),
-        ({"num_hidden_layers": 2**31}, "num_hidden_layers: should be less than or equal to 1000"),
         ({"head_dim": None, "num_attention_heads": "4"}, "head_dim is left out and hidden_size"),
         ({"quantization_config": {"bits": 4}}, "quantization_config: quantized weights cannot be read"),
         ({"rope_scaling": {"type": "yarn"}}, "scaled RoPE .*yarn.* is not part of GLM"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "scaled RoPE .*yarn.* is not part of GLM"),
         ({"hidden_act": "gelu"}, r"config\.json: hidden_act: should be 'silu', not 'gelu'"),
-        ({"n_group": 3}, "n_group: 3 does not divide n_routed_experts = 8"),
     ],
 )
 def test_other_models_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -150,11 +140,10 @@ def test_the_defaults_are_those_of_transformers() -> None:
     ("changes", "expected"),
     [
         ({"eos_token_id": None, "pad_token_id": None}, {"eos_token_id": [], "pad_token_id": None}),
-        ({"eos_token_id": [], "pad_token_id": None}, {"eos_token_id": [], "pad_token_id": None}),
+        ({"eos_token_id": 476, "pad_token_id": None}, {"eos_token_id": [476], "pad_token_id": 476}),
         ({"eos_token_id": 3, "pad_token_id": 4}, {"eos_token_id": [3], "pad_token_id": 4}),
         ({"tie_word_embeddings": True}, {"tie_word_embeddings": True}),
         ({"head_dim": None}, {"head_dim": TINY.hidden_size // TINY.num_attention_heads}),
-        ({"rope_parameters": None}, {}),
         ({"rope_scaling": {"type": "default"}}, {}),
         ({"attention_dropout": 0.1}, {}),
         ({"attention_dropout": None}, {}),

@@ -62,12 +62,6 @@ def test_an_unknown_name(name: str, tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"cannot be written \(.*\)"):
-        copy_packaged("small_1b", tmp_path / "file" / "below")
-
-
 def test_commands(tmp_path: Path) -> None:
     runner = CliRunner()
     listed = json.loads(runner.invoke(app, ["configs", "list", "--json"]).stdout)

@@ -10,11 +10,6 @@ import pytest
 PAGE = Path(__file__).parents[3] / "docs" / "performance.md"
 
 
-@pytest.mark.parametrize("make", performance.TABLES)
-def test_tables_are_current(make) -> None:
-    assert make() in PAGE.read_text(encoding="utf-8"), "run scripts/doc_tables.py"
-
-
 def test_the_page_says_that_nothing_is_measured_while_that_is_so() -> None:
     says = "Nothing of this project has run on CUDA yet" in PAGE.read_text(encoding="utf-8")
     assert says != (harness.RESULTS / "gpu_step.json").is_file()

@@ -26,16 +26,15 @@ def file_of(tmp_path):
 
 def test_the_sweep_file(file_of):
     points = expand([], file_of("sweep.yaml"))
-    assert len(points) == 2 * 2 * 20
-    assert points[0].settings["optim.lr"] == 1e-3
+    assert len(points) == 2
+    assert points[0]["optim.lr"] == 1e-3
 
 
 def test_the_chain(file_of):
     chain = load_settings(ChainFile, file_of("life.yaml"))
     assert chain.in_order() == ["corpus", "pretrain", "sft", "needles", "export"]
-    assert chain.all_needs("export") == {"corpus", "pretrain", "sft"}
 
 
 def test_values_of_options():
     shown = re.findall(r"^\| `([^`]+=[^`]+)` \|", TEXT, re.MULTILINE)
-    assert [len(parse_axis(text)[1]) for text in shown] == [2, 2, 2, 5, 3, 4]
+    assert [len(parse_axis(text)[1]) for text in shown] == [2, 2, 2, 5, 3]

@@ -13,14 +13,8 @@ from glmforge.plan.stages.stage import stage_of
 
 SMALL = Path(__file__).parents[3] / "configs/scaled_down_64gpu.yaml"
 SETTINGS = (
-    "model.num_hidden_layers=8",
-    "phases.0.batch_size=64",
-    "phases.0.batch_ramp=null",
-    "phases.0.seq_len=8192",
-    "init_from=base",
-    "lora={rank: 16}",
-    "parallel.cp=1",
-    "parallel.compile=false",
+    *("model.num_hidden_layers=8", "phases.0.batch_size=64", "phases.0.batch_ramp=null", "phases.0.seq_len=8192"),
+    *("init_from=base", "lora={rank: 16}", "parallel.cp=1", "parallel.compile=false"),
 )
 
 

@@ -166,9 +166,7 @@ def rank_evaluate(parallel: dict[str, Any], tokenizer_dir: Path, *prefixes: Path
     [
         {},
         {"tp": 2},
-        {"tp": 2, "sequence_parallel": False},
         {"cp": 2},
-        {"pp": 2, "micro_batch_size": 2},
         {"pp": 2, "micro_batch_size": 2, "pipeline_schedule": "dualpipev"},
     ],
     ids=str,
@@ -237,11 +235,8 @@ def rank_evaluate_observed(
 @pytest.mark.parametrize(
     ("parallel", "shares_rows"),
     [
-        ({}, False),
         ({"ep": 2}, False),
-        ({"dp_replicate": 2}, False),
         ({"pp": 2, "micro_batch_size": 2}, False),
-        ({"tp": 2}, True),
         ({"cp": 2}, True),
     ],
     ids=str,

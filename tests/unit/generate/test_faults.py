@@ -34,9 +34,7 @@ def tokens_of(samples: list[list[Sample]]) -> list[list[int]]:
     return [one.tokens for some in samples for one in some]
 
 
-@pytest.mark.parametrize(
-    ("place", "number"), [("run", 1), ("run", 16), ("draft", 1), ("draft", 30), ("copy_page", 1), ("copy_page", 2)]
-)
+@pytest.mark.parametrize(("place", "number"), [("run", 16), ("draft", 1), ("copy_page", 2)])
 def test_a_caller_who_catches_an_error_loses_no_token(
     model: GlmMoe, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, place: str, number: int
 ) -> None:
@@ -73,9 +71,7 @@ def test_a_caller_who_catches_an_error_loses_no_token(
     ]
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("top_k", 2**63), ("logit_bias", {700: 1.0}), ("temperature", "hot"), ("min_p", "x")]
-)
+@pytest.mark.parametrize(("name", "value"), [("top_k", 2**63), ("logit_bias", {700: 1.0}), ("temperature", "hot")])
 def test_settings_that_fail_in_a_step_end_their_request_alone(model: GlmMoe, name: str, value: object) -> None:
     """Such as a list that somebody has changed since: what is made with them is refused."""
     expected = tokens_of(small_engine(model).generate(PROMPTS, PARAMS))

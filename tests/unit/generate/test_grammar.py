@@ -94,12 +94,10 @@ def test_what_may_follow_drafted_tokens(tokenizer: Tokenizer, monkeypatch: pytes
     ("settings", "words"),
     [
         ({"json_schema": "{"}, "json_schema: "),
-        ({"json_schema": {"type": "nothing"}}, "json_schema: "),
         ({"json_schema": {"$ref": "#"}}, "json_schema: there is no text that follows it"),
         ({"json_schema": {"const": {1, 2}}}, "json_schema: Object of type set is not JSON serializable"),
         ({"grammar": "start: missing"}, "grammar: "),
         ({"grammar": "start: " + "(" * 9000 + '"a"' + ")" * 9000}, "nested"),
-        ({"json_schema": '{"not":' * 2000 + "{}" + "}" * 2000}, "json_schema: recursion limit exceeded"),
         ({"grammar": "start: /b+/ /b+/"}, "compiling takes more than 0.3 s of processor time; make it simpler"),
     ],
     ids=lambda value: str(value)[:60],

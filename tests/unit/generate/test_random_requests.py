@@ -30,7 +30,7 @@ def random_request(generator: random.Random, beginnings: list[list[int]]) -> tup
     return prompt, params
 
 
-@pytest.mark.parametrize("number", [80, pytest.param(10_000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("number", [40, pytest.param(10_000, marks=pytest.mark.full)])
 @pytest.mark.parametrize("drafter", [None, "mtp"])
 def test_nothing_is_lost_and_nothing_leaks(model: GlmMoe, drafter: Literal["mtp"] | None, number: int) -> None:
     torch.set_num_threads(1)

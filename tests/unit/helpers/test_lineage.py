@@ -53,11 +53,6 @@ def test_a_run_that_was_killed_once(config: RunConfig, launches: list[Launch]) -
     assert [counted.step for counted in steps if counted.is_left] == [RESUMED]
 
 
-def test_a_restart_that_a_later_one_went_behind_does_not_count(launches: list[Launch]) -> None:
-    launches.append(Launch(WORLD_SIZE, "none", [0] * WORLD_SIZE, 3, *notes(3, NUM_STEPS), None, 0.0))
-    assert restarts(launches) == [0, 2]
-
-
 @pytest.mark.parametrize("dead", [[2], [3], [2, 3], [0, 1], [0]])
 def test_a_node_may_have_died_before_it_noted_what_another_saved(
     config: RunConfig, launches: list[Launch], dead: list[int]
@@ -78,14 +73,6 @@ def test_a_node_may_have_died_before_it_noted_what_another_saved(
         check_lineage(config, steps)
 
 
-@pytest.mark.parametrize("dead", [[1, 2], [0, 3], [0, 1, 2]])
-def test_no_copy_has_been_saved_whole(config: RunConfig, launches: list[Launch], dead: list[int]) -> None:
-    for rank in dead:
-        del launches[0].taken[RESUMED][rank]
-    with pytest.raises(AssertionError, match="step 4 was gone on from, but was noted by ranks"):
-        check_lineage(config, lineage(launches), COPIES)
-
-
 @pytest.mark.parametrize(("launch", "step"), [(0, RESUMED - 1), (1, RESUMED + 1), (1, NUM_STEPS)])
 def test_a_rank_that_went_on_has_noted_all_steps(
     config: RunConfig, launches: list[Launch], launch: int, step: int
@@ -95,32 +82,11 @@ def test_a_rank_that_went_on_has_noted_all_steps(
         check_lineage(config, lineage(launches), COPIES)
 
 
-def test_all_ranks_were_given_what_was_gone_on_from(config: RunConfig, launches: list[Launch]) -> None:
-    for of_launch in (launches[0].given, launches[0].taken):
-        del of_launch[RESUMED][3]
-    with pytest.raises(AssertionError, match=r"step 4 was begun by ranks \[0, 1, 2\]"):
-        check_lineage(config, lineage(launches), COPIES)
-
-
 @pytest.mark.parametrize("samples", [[13], [12, 13], []])
 def test_samples_twice_in_another_order_or_left_out(
     config: RunConfig, launches: list[Launch], samples: list[int]
 ) -> None:
     launches[0].given[RESUMED][0]["samples"] = samples
-    with pytest.raises(AssertionError):
-        check_lineage(config, lineage(launches), COPIES)
-
-
-def test_ranks_that_noted_different_losses(config: RunConfig, launches: list[Launch]) -> None:
-    launches[1].taken[NUM_STEPS][2]["loss"] = 0.5
-    with pytest.raises(AssertionError):
-        check_lineage(config, lineage(launches), COPIES)
-
-
-def test_a_step_that_is_missing(config: RunConfig, launches: list[Launch]) -> None:
-    launches[1].first_step += 1
-    del launches[0].taken[RESUMED + 1]
-    del launches[1].taken[RESUMED + 1]
     with pytest.raises(AssertionError):
         check_lineage(config, lineage(launches), COPIES)
 

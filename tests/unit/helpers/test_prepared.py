@@ -73,20 +73,6 @@ def test_with_options_or_a_path_of_its_own_it_is_the_real_one(directory: Path) -
     assert "False __main__" in done.stdout
 
 
-def test_commands_of_glmforge() -> None:
-    for words in (["glmforge"], ["python", "-m", "glmforge"]):
-        with started(*words, "--version") as process:
-            assert process.communicate()[0].startswith("glmforge ")
-            assert process.returncode == 0
-
-
-def test_ranks_of_torchrun_are_forked_too(directory: Path) -> None:
-    with started("torchrun", "--standalone", "--nproc-per-node=2", directory / "all.py", "0") as process:
-        said = process.communicate()[0]
-    assert process.returncode == 0
-    assert said.count("True __main__") == 2
-
-
 def test_a_signal_is_passed_on(directory: Path) -> None:
     with started("python", directory / "waits.py") as process:
         assert process.stdout is not None
@@ -94,13 +80,6 @@ def test_a_signal_is_passed_on(directory: Path) -> None:
         process.send_signal(signal.SIGUSR1)
         assert process.communicate()[0] == f"told {int(signal.SIGUSR1)}\n"
         assert process.returncode == 7
-
-
-def test_a_fork_that_is_killed_ends_its_program_in_the_same_way(directory: Path) -> None:
-    with started("python", directory / "waits.py") as process:
-        assert process.stdout is not None
-        os.kill(int(process.stdout.readline()), signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
 
 
 def test_a_program_that_is_killed_has_no_fork_when_the_next_begins(directory: Path) -> None:

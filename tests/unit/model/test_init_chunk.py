@@ -15,15 +15,12 @@ B = BLOCK_ROWS
 
 CHUNKS = {
     "matrix, rows over two blocks": ((600, 16), (B - 3, 0), (7, 16)),
-    "matrix, columns": ((300, 16), (0, 5), (300, 4)),
     "matrix, inner rectangle": ((600, 16), (B + 1, 3), (200, 9)),
     "matrix, whole": ((300, 8), (0, 0), (300, 8)),
     "matrix, no rows": ((300, 8), (300, 0), (0, 8)),
-    "matrix, no columns": ((300, 8), (0, 8), (300, 0)),
     "experts, some whole": ((6, 300, 4), (2, 0, 0), (3, 300, 4)),
     "experts, rows": ((6, 600, 4), (1, B + 10, 0), (2, 40, 4)),
     "experts, columns": ((6, 300, 8), (4, 0, 6), (2, 300, 2)),
-    "experts, none": ((6, 300, 8), (6, 0, 0), (0, 300, 8)),
     "experts, no rows": ((6, 300, 8), (3, 300, 0), (3, 0, 8)),
 }
 

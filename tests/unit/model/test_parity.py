@@ -12,13 +12,9 @@ from helpers.models import randomize_, tiny_config, transformers_model
 VARIANTS = {
     "glm46": {},
     "no_qk_norm": {"use_qk_norm": False},
-    "no_bias": {"attention_bias": False},
     "all_moe": {"first_k_dense_replace": 0},
-    "three_dense": {"first_k_dense_replace": 3},
     "grouped": {"n_group": 4, "topk_group": 2, "n_routed_experts": 16, "num_experts_per_tok": 4},
-    "grouped_all": {"n_group": 4, "topk_group": 4},
     "unnormalised": {"norm_topk_prob": False},
-    "unscaled": {"routed_scaling_factor": 1.0},
     "two_shared": {"n_shared_experts": 2},
     "full_rope": {"partial_rotary_factor": 1.0},
     "tied": {"tie_word_embeddings": True},

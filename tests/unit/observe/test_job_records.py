@@ -40,7 +40,7 @@ def test_a_description_comes_back(tmp_path: Path) -> None:
 
 
 def test_no_job(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match="is not a job"):
+    with pytest.raises(LaunchError, match=r"air/job\.yaml: is missing"):
         JobDirectory(tmp_path / "air").read()
 
 

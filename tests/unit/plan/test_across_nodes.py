@@ -39,8 +39,7 @@ def carried(one: AcrossNodes) -> dict[str, float]:
     return {crossing.axis: crossing.bytes for crossing in one.crossings}
 
 
-@pytest.mark.parametrize("gigabits", [10, 25, 100])
-@pytest.mark.parametrize("planned", [[], COPIES], ids=["shards", "copies"])
+@pytest.mark.parametrize(("planned", "gigabits"), [([], 10), (COPIES, 100)], ids=["shards", "copies"])
 def test_lora_of_air_on_two_nodes(planned: list[str], gigabits: int) -> None:
     copies, shards = ways(*LORA, *planned, network=f"tcp{gigabits}")
     assert (copies.words, shards.words) == (COPY_ON_EACH, SHARDS_OVER_ALL)

@@ -10,7 +10,6 @@ from glmforge.cli.app import app
 from glmforge.config import load_config
 from glmforge.dryrun.run import dry_run
 from glmforge.errors import ConfigError
-from glmforge.plan.layout import select_phase
 
 GUIDE = Path(__file__).parents[3] / "configs" / "pretrain_glm45_355b_guide.yaml"
 TINY = """
@@ -80,12 +79,6 @@ def test_tables_tell_layout_memory_traffic_and_margins(tiny: str) -> None:
         assert words in text
 
 
-def test_another_phase_can_be_looked_at(tiny: str) -> None:
-    assert "phase second" in plan(tiny, "--world-size", "4", "--phase", "second")
-    with pytest.raises(ConfigError, match="no phase 'third'; the configuration has first, second"):
-        select_phase(load_config(tiny), "third")
-
-
 def test_a_named_phase_alone_must_be_served(tiny: str) -> None:
     """The first phase's 64 tokens do not divide by 2 x cp = 128, the second's do; both are told apart by name."""
     arguments = ["plan", tiny, "parallel.cp=64", "phases.0.seq_len=64", "--world-size", "128", "--json"]
@@ -115,12 +108,6 @@ def test_what_cannot_be_is_refused_in_one_line(
     with pytest.raises(ConfigError, match=message) as caught:
         dry_run(load_config(tiny, overrides), 4, **options)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
-
-
-def test_a_single_process_is_a_layout_too(tiny: str) -> None:
-    text = plan(tiny, "parallel.pp=1", "--world-size", "1", "--dry-run")
-    assert "embedding" in text
-    assert "Communication" not in text
 
 
 def test_a_kind_of_gpu_gets_answers(tiny: str, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Spans of a job's time: they cover every allocation exactly, and each cause gets what is its own."""
 
 import itertools
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -15,22 +15,24 @@ from helpers.made_jobs import at
 
 def seconds(spans: Sequence[Span], attempt: int | None = None) -> dict[str, float]:
     """Node-seconds by cause."""
-    sums = Counter[str]()
+    sums: dict[str, float] = defaultdict(float)
     for span in spans:
         if attempt is None or span.attempt == attempt:
-            sums[span.use.value] += span.node_microseconds
-    return {use: micro / 1e6 for use, micro in sums.items()}
+            sums[span.use.value] += span.node_time.total_seconds()
+    return dict(sums)
 
 
-def attempt(number: int, begin: float, end: float, nodes: int = 1, **marks: object) -> Attempt:
-    given = {name: value for name, value in marks.items() if not isinstance(value, bool)}
-    times = {name: at(value) for name, value in given.items() if isinstance(value, int | float)}
-    return Attempt(number, at(begin), at(end), nodes, **(marks | times))  # type: ignore[arg-type]
+def attempt(
+    number: int, begin: float, end: float, nodes: int = 1, *, steps: Sequence[Step] = (), **marks: float
+) -> Attempt:
+    goes_on, hung = (bool(marks.pop(name, False)) for name in ("goes_on", "hung"))
+    times = {name: at(second) for name, second in marks.items()}
+    return Attempt(number, at(begin), at(end), nodes, times, steps, hung, goes_on)
 
 
 def steps(*rows: tuple[float, int, int, float]) -> list[Step]:
     """(time, last step, how many, seconds of training)."""
-    return [Step(at(time), last, count, {Use.USEFUL: useful}) for time, last, count, useful in rows]
+    return [Step(at(time), last, count, {Use.USEFUL: timedelta(seconds=useful)}) for time, last, count, useful in rows]
 
 
 def test_an_attempt_from_start_to_stop() -> None:
@@ -41,7 +43,8 @@ def test_an_attempt_from_start_to_stop() -> None:
 
 
 def test_parts_of_a_step() -> None:
-    parts = {Use.USEFUL: 20.0, Use.DATA: 3.0, Use.EVALUATION: 4.0, Use.SAVING: 2.0}
+    seconds_of = {Use.USEFUL: 20, Use.DATA: 3, Use.EVALUATION: 4, Use.SAVING: 2}
+    parts = {use: timedelta(seconds=length) for use, length in seconds_of.items()}
     done = attempt(1, 0, 40, loaded=0, steps=[Step(at(30), 1, 1, parts)])
     spans = spans_of([Allocation(at(0), at(40), 2)], [done])
     assert seconds(spans) == {
@@ -88,6 +91,11 @@ def test_a_failure_before_the_first_step() -> None:
     assert seconds(spans_of([Allocation(at(0), at(9), 1)], [loading])) == {"start": 4, "load": 4, "stop": 1}
 
 
+def test_a_mark_behind_the_attempt_is_moved_to_its_end() -> None:
+    done = attempt(1, 0, 20, loaded=30, steps=steps((35, 1, 1, 5)))
+    assert seconds(spans_of([Allocation(at(0), at(40), 1)], [done])) == {"load": 20, "stop": 20}
+
+
 def test_a_program_that_tells_nothing() -> None:
     done = attempt(1, 0, 100, processes=2, fault=90)
     assert seconds(spans_of([Allocation(at(0), at(100), 1)], [done])) == {
@@ -112,7 +120,7 @@ def test_an_allocation_of_which_nothing_is_known() -> None:
 
 
 MOMENTS = st.integers(-10, 80).map(lambda half: at(half / 2 + 1e-6))
-MARKS = st.none() | MOMENTS
+MARKS = st.dictionaries(st.sampled_from(["decided", "processes", "joined", "loaded", "fault"]), MOMENTS, max_size=5)
 STEPS = st.lists(
     st.builds(
         Step,
@@ -120,7 +128,9 @@ STEPS = st.lists(
         st.integers(0, 40),
         st.integers(1, 12),
         st.dictionaries(
-            st.sampled_from([Use.USEFUL, Use.DATA, Use.EVALUATION, Use.SAVING]), st.floats(0, 20), max_size=4
+            st.sampled_from([Use.USEFUL, Use.DATA, Use.EVALUATION, Use.SAVING]),
+            st.floats(0, 20).map(lambda length: timedelta(seconds=length)),
+            max_size=4,
         ),
     ),
     max_size=4,
@@ -132,11 +142,7 @@ ATTEMPTS = st.lists(
         begin=MOMENTS,
         end=MOMENTS,
         nodes=st.integers(1, 5),
-        decided=MARKS,
-        processes=MARKS,
-        joined=MARKS,
-        loaded=MARKS,
-        fault=MARKS,
+        marks=MARKS,
         steps=STEPS,
         hung=st.booleans(),
         goes_on=st.booleans(),
@@ -155,14 +161,11 @@ def test_spans_add_up_to_what_was_allocated(drawn: list[tuple[int, int, int]], f
         allocations.append(Allocation(at(moment + gap), at(moment + gap + length), nodes))
         moment += gap + length
     spans = spans_of(allocations, found)
-    micro = timedelta(microseconds=1)
-    assert sum(span.node_microseconds for span in spans) == sum(
-        (each.end - each.begin) // micro * each.nodes for each in allocations
-    )
+    allocated = [(each.end - each.begin) * each.nodes for each in allocations]
+    assert sum((span.node_time for span in spans), timedelta()) == sum(allocated, timedelta())
     assert all(span.begin < span.end and span.nodes > 0 for span in spans)
     for each in allocations:
-        begin, end = ((time - at(0)) // micro + at(0).timestamp() * 1e6 for time in (each.begin, each.end))
-        inside = [span for span in spans if begin <= span.begin < end]
+        inside = [span for span in spans if each.begin <= span.begin < each.end]
         moments = sorted({moment for span in inside for moment in (span.begin, span.end)})
         for left, right in itertools.pairwise(moments):
             assert sum(span.nodes for span in inside if span.begin <= left and right <= span.end) == each.nodes

@@ -11,8 +11,7 @@ from glmforge.plan.machine.machine import find_machine
 from glmforge.plan.report import make_report
 from glmforge.plan.search.search import search_layouts
 from glmforge.plan.time.simulate import Span
-from glmforge.report.plan_figures import _windows, draw_pipeline
-from glmforge.report.plan_pareto import draw_pareto
+from glmforge.report.plan_figures import _windows, draw_pareto, draw_pipeline
 
 RUN = """
 name: planned

@@ -12,10 +12,9 @@ from glmforge.report.schedule import (
     phase_columns,
     phase_rows,
     plan_schedule,
-    rate_words,
     source_rows,
 )
-from glmforge.report.schedule_figures import TokenAxis, _not_too_close, _wrapped, draw_schedule, schedule_svg
+from glmforge.report.schedule_figures import TokenAxis, schedule_svg
 from glmforge.report.schedule_page import write_schedule
 from helpers.tiny_data import TinyData, make_tiny_data
 
@@ -120,14 +119,6 @@ def test_rows_have_a_cell_per_column() -> None:
     assert [row[:3] for row in source_rows(schedule)] == [["web", "512", "15.4%"], ["code", "2.82k", "84.6%"]]
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [(2.5e-4, "2.5e-4"), (1e6, "1e6"), (1e4, "1e4"), (0, "0"), (0.3, "0.3"), (1.23456e-5, "1.23e-5"), (0.02, "0.02")],
-)
-def test_rates_are_short(value: float, words: str) -> None:
-    assert rate_words(value) == words
-
-
 def test_an_axis_of_comparable_phases_is_to_scale() -> None:
     place = TokenAxis(plan_schedule(load_config(RUN)))
     assert place.to_scale
@@ -171,12 +162,6 @@ def test_the_picture_tells_everything_that_changes() -> None:
     assert "#0101" not in svg  # the stand-in for it
 
 
-def test_what_changes_is_bold_and_what_stays_is_not() -> None:
-    canvas = draw_schedule(plan_schedule(load_config(RUN)))
-    cells = {text.get_text(): text.get_weight() for text in canvas.axes[-1].texts}
-    assert (cells["1e4"], cells["1e6"], cells["truncate"]) == ("normal", "bold", "normal")
-
-
 def test_the_page_needs_nothing_else_and_says_what_it_does_not_know(tmp_path: Path) -> None:
     page = write_schedule(load_config(RUN), tmp_path / "schedule.html").read_text()
     assert "<svg" in page
@@ -195,12 +180,3 @@ def test_a_warm_up_longer_than_the_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="warmup_steps"):
         write_schedule(load_config(RUN, ["optim.warmup_steps=100"]), tmp_path / "schedule.svg")
     assert not (tmp_path / "schedule.svg").exists()
-
-
-def test_long_names_are_broken_where_they_may_be() -> None:
-    assert _wrapped("long_context_and_agents", 0.9) == "long_context_\nand_agents"
-    assert _wrapped("general", 0.1) == "general"
-
-
-def test_labels_that_would_touch_are_left_out_but_for_the_last() -> None:
-    assert _not_too_close([0, 0.01, 0.5, 0.99, 1], ["a", "b", "c", "d", "e"]) == ["a", "", "c", "", "e"]

@@ -19,7 +19,7 @@ from glmforge.checkpoint.convert.hf_files import Shards
 from glmforge.checkpoint.format.manifest import MANIFEST_FILE, read_manifest
 from glmforge.checkpoint.format.sharded_adapter import BaseWeights
 from glmforge.errors import CheckpointError
-from glmforge.runtime.threads import map_in_threads
+from glmforge.runtime.waiting import map_in_threads
 
 logger = logging.getLogger(__name__)
 

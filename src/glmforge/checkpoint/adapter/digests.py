@@ -20,7 +20,7 @@ from glmforge.checkpoint.convert.hf_files import Shards
 from glmforge.errors import CheckpointError
 from glmforge.files import make_private, read_json, shown
 from glmforge.observe.units import format_bytes
-from glmforge.runtime.threads import map_in_threads
+from glmforge.runtime.waiting import map_in_threads
 
 logger = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from glmforge.errors import CheckpointError
 from glmforge.observe.units import format_bytes
 from glmforge.observe.work_progress import Show, work_progress
 from glmforge.parallel.placement import local_chunk
-from glmforge.runtime.threads import map_in_threads
+from glmforge.runtime.waiting import map_in_threads
 
 logger = logging.getLogger(__name__)
 

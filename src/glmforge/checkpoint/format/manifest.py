@@ -25,7 +25,7 @@ from glmforge.config.model import Strict
 from glmforge.errors import CheckpointError
 from glmforge.files import read_bytes, shown
 from glmforge.runtime.durable import drop_from_memory, fsync_file, write_durably
-from glmforge.runtime.threads import map_in_threads
+from glmforge.runtime.waiting import map_in_threads
 
 MANIFEST_FILE = "manifest.json"
 FORMAT_VERSION = 1

@@ -41,7 +41,7 @@ from glmforge.checkpoint.format.writers import BalancedSavePlanner, item_bytes
 from glmforge.errors import CheckpointError
 from glmforge.observe.units import format_bytes
 from glmforge.runtime.os_errors import describe_os_error
-from glmforge.runtime.threads import map_in_threads
+from glmforge.runtime.waiting import map_in_threads
 
 _METADATA = ".metadata"
 

@@ -10,14 +10,11 @@ import sys
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from glmforge.errors import ConfigError, HostError
-
-if TYPE_CHECKING:
-    from glmforge_ops.health.bandwidth import Row
+from glmforge.errors import ConfigError
 
 
 class Backend(StrEnum):
@@ -28,18 +25,18 @@ class Backend(StrEnum):
     gloo = "gloo"
 
 
-_COLLECTIVES = "all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, send_recv"
-_MAX_LOCAL = 512
-
-
 def bench(
     local: Annotated[
         int | None,
-        typer.Option(help="Start this many ranks on this machine.", show_default="those of torchrun or srun"),
+        typer.Option(min=2, max=512, help="Start this many ranks here.", show_default="those of torchrun or srun"),
     ] = None,
     backend: Annotated[Backend, typer.Option(help="'auto' is NCCL where there is a GPU.")] = Backend.auto,
     collective: Annotated[
-        list[str] | None, typer.Option(help=f"Repeatable: {_COLLECTIVES}.", show_default="all")
+        list[str] | None,
+        typer.Option(
+            help="all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or send_recv; may be repeated.",
+            show_default="all",
+        ),
     ] = None,
     min_bytes: Annotated[str, typer.Option(help="Smallest message: 8, 64K, 1M, 2G; sizes double.")] = "1M",
     max_bytes: Annotated[str, typer.Option(help="Largest message.")] = "64M",
@@ -51,7 +48,9 @@ def bench(
     find_slow: Annotated[
         bool, typer.Option("--find-slow", help="Compare hosts pair by pair instead of measuring collectives.")
     ] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds for a measurement, and for the ranks to meet.")] = 60.0,
+    timeout: Annotated[
+        float, typer.Option(min=1, max=86_400, help="Seconds for a measurement, and for the ranks to meet.")
+    ] = 60.0,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write the result here, too.")
     ] = None,
@@ -73,94 +72,70 @@ def bench(
     from glmforge_ops.health.bandwidth import KINDS, message_sizes
     from glmforge_ops.health.ranks import choose_backend, run_local
 
-    kinds = list(dict.fromkeys(collective or KINDS))
-    for kind in kinds:
-        if kind not in KINDS:
-            raise ConfigError(f"--collective: unknown collective {kind!r}; choose from {_COLLECTIVES}")
     if json_file == Path("-"):
         raise ConfigError("--json -: the table is on standard output; name a file")
-    if local is not None and not 2 <= local <= _MAX_LOCAL:
-        raise ConfigError(f"--local {local}: give from 2 to {_MAX_LOCAL} ranks")
-    if not 1 <= timeout <= 86_400:
-        raise ConfigError(f"--timeout {timeout:g}: give from 1 to 86400 seconds")
     if expect is not None and not (math.isfinite(expect) and expect > 0):
         raise ConfigError(f"--expect {expect:g}: give a bandwidth in GB/s, more than 0")
-    chosen = choose_backend(backend.value)
-    if find_slow:
-        status = (
-            _find_slow(chosen, timeout, expect, json_file)
-            if local is None
-            else run_local(local, _find_slow, chosen, timeout, expect, json_file)
-        )
-        raise typer.Exit(status)
-    sizes = message_sizes(min_bytes, max_bytes)
-    if local is None and chosen == "nccl" and not {"RANK", "SLURM_PROCID"} & os.environ.keys():
+    chosen, sizes = choose_backend(backend.value), message_sizes(min_bytes, max_bytes)
+    kinds = list(dict.fromkeys(collective or KINDS))
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise ConfigError(f"--collective: unknown collective {unknown[0]!r}; choose from {', '.join(KINDS)}")
+    if not find_slow and local is None and chosen == "nccl" and not {"RANK", "SLURM_PROCID"} & os.environ.keys():
         programs = [shutil.which(KINDS[kind].program) for kind in kinds]
         if all(programs):
             if json_file is not None:
                 raise ConfigError("--json: nccl-tests prints tables only; leave it out, or give --local N for our own")
             raise typer.Exit(_nccl_tests([program for program in programs if program], sizes, iterations, expect))
-    arguments = (chosen, kinds, sizes, iterations, timeout, expect, json_file)
-    raise typer.Exit(_bench(*arguments) if local is None else run_local(local, _bench, *arguments))
+    function, arguments = _bench, (chosen, timeout, expect, json_file, kinds, sizes, iterations)
+    if find_slow:
+        function, arguments = _find_slow, arguments[:4]  # type: ignore[assignment]
+    raise typer.Exit(function(*arguments) if local is None else run_local(local, function, *arguments))
 
 
 def _bench(
     backend: str,
-    kinds: list[str],
-    sizes: list[int],
-    iterations: int,
     timeout_s: float,
     expect: float | None,
     json_file: Path | None,
+    kinds: list[str],
+    sizes: list[int],
+    iterations: int,
 ) -> int:
     """On each rank: rank 0 prints. Returns the exit status."""
+    import torch
+
     from glmforge.runtime.launch import LaunchEnvironment
-    from glmforge_ops.health.bandwidth import HEADER, judge, line_of, measure_all
-    from glmforge_ops.health.ranks import check_ranks, device_of, joined, lost
+    from glmforge_ops.health.bandwidth import HEADER, judge, line_of, measure
+    from glmforge_ops.health.ranks import device_of, joined
 
-    launch = LaunchEnvironment.read()
-    check_ranks(launch)
+    launch, rows = LaunchEnvironment.read(), []
     device = device_of(launch, backend)
-    header = list(HEADER)
-
-    def show(row: "Row") -> None:
-        if launch.is_main:
-            typer.echo("\n".join([*header, line_of(row)]))
-            header.clear()
-            sys.stdout.flush()
-
+    show = typer.echo if launch.is_main else lambda line: None
     with joined(launch, backend, device, timeout_s=timeout_s, connect_at_once=True):
-        try:
-            rows = measure_all(kinds, sizes, iterations, device, show)
-        except RuntimeError as error:  # gloo's, NCCL's and the store's
-            raise lost(launch, "a collective", error) from error
-    if not launch.is_main:
-        return 0
+        show("\n".join(HEADER))
+        for kind in kinds:
+            for size in sizes:
+                rows.append(measure(kind, size, iterations, device))
+                show(line_of(rows[-1]))
     verdicts = [] if expect is None else judge(rows, expect)
     if wrong := sum(row.wrong for row in rows):
         verdicts.append(("fail", f"{wrong:,} elements are wrong: run it host by host to find which"))
     for status, message in verdicts:
-        typer.echo(f"{status}: {message}")
-    if json_file is not None:
-        content = {
-            "backend": backend,
-            "num_ranks": launch.world_size,
-            "iterations": iterations,
-            "rows": [asdict(row) for row in rows],
-            "verdicts": verdicts,
-        }
-        _write(json_file, content)
-    return int(any(status == "fail" for status, _ in verdicts))
+        show(f"{status}: {message}")
+    if launch.is_main and json_file is not None:
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+        content = {"backend": backend, "device": name, "num_ranks": launch.world_size, "iterations": iterations}
+        _write(json_file, content | {"rows": [asdict(row) for row in rows], "verdicts": verdicts})
+    return int(launch.is_main and any(status == "fail" for status, _ in verdicts))
 
 
 def _find_slow(backend: str, timeout_s: float, expect: float | None, json_file: Path | None) -> int:
     """On each rank: rank 0 prints. Returns the exit status."""
     from glmforge.runtime.launch import LaunchEnvironment
-    from glmforge_ops.health.ranks import check_ranks, device_of, joined
+    from glmforge_ops.health.ranks import device_of, joined
     from glmforge_ops.health.slow_host import find_slow
 
-    launch = LaunchEnvironment.read()
-    check_ranks(launch)
+    launch, status = LaunchEnvironment.read(), 0
     device = device_of(launch, backend)
     with joined(launch, backend, device, timeout_s=timeout_s, connect_at_once=False) as store:
         findings, is_broken = find_slow(
@@ -171,7 +146,6 @@ def _find_slow(backend: str, timeout_s: float, expect: float | None, json_file: 
             expected_gbs=expect,
             done=lambda line: typer.echo(line, err=True),
         )
-        status = 0
         if findings is not None:
             status = int(not findings.is_clean)
             typer.echo("\n".join(findings.lines()))
@@ -194,17 +168,16 @@ def _nccl_tests(programs: list[str], sizes: list[int], iterations: int, expect: 
     """Run nccl-tests on this machine's GPUs and show its tables; fails if it does, or below the expected average."""
     import torch
 
+    from glmforge_ops.health.bandwidth import REACHED
+
     failed = False
     for program in programs:
         command = [program, "-b", str(sizes[0]), "-e", str(sizes[-1]), "-f", "2", "-g", str(torch.cuda.device_count())]
-        try:
-            ended = subprocess.run([*command, "-n", str(iterations)], capture_output=True, text=True, check=False)
-        except OSError as error:
-            raise HostError(f"{program}: cannot be run ({error.strerror}); give --local N to measure without") from None
+        ended = subprocess.run([*command, "-n", str(iterations)], capture_output=True, text=True, check=False)
         typer.echo(ended.stdout + ended.stderr)
         average = re.search(r"Avg bus bandwidth\s*:\s*([\d.]+)", ended.stdout)
         failed |= ended.returncode != 0 or average is None
-        if expect is not None and average is not None and float(average[1]) < 0.8 * expect:
+        if expect is not None and average is not None and float(average[1]) < REACHED * expect:
             typer.echo(f"fail: {Path(program).name}: {average[1]} GB/s on average, {expect:g} expected")
             failed = True
     return int(failed)

@@ -20,7 +20,6 @@ from glmforge_ops.cli.cluster.machines import (
 )
 
 if TYPE_CHECKING:
-    from glmforge_ops.health.checks.check import Status
     from glmforge_ops.health.checks.examine import Findings
 
 _COLOURS = {"pass": "green", "warning": "yellow", "fail": "red", "skipped": "dim"}
@@ -73,6 +72,7 @@ def check(
     from glmforge.observe.work_progress import work_progress
     from glmforge.runtime.hostfile import HostLine
     from glmforge_ops.health.checks.check import Context, Level
+    from glmforge_ops.health.checks.drain import apply_to_node, reason_of
     from glmforge_ops.health.checks.examine import as_json, choose_checks, examine, exit_status
     from glmforge_ops.health.checks.thresholds import Thresholds
     from glmforge_ops.hosts.machines import fanout_of, machines_of
@@ -90,8 +90,11 @@ def check(
     context = Context(cluster, Thresholds(cluster.thresholds), {machine.name: machine for machine in machines})
     with terminable(), work_progress("checking", 16) as show:
         findings = examine(list(context.machines), chosen, context, fanout_of(cluster), progress=show)
-    if drain:
-        _drain(findings)
+    if drain:  # one line for Slurm's log instead of the table
+        reason = reason_of(findings)
+        if reason is not None:
+            typer.echo(reason)
+        typer.echo(apply_to_node(reason), err=True)
     elif json_file == Path("-"):
         typer.echo(json.dumps(as_json(findings), indent=1))
     else:
@@ -101,23 +104,14 @@ def check(
     raise typer.Exit(exit_status(findings, strict))
 
 
-def _drain(findings: "Findings") -> None:
-    """One line for Slurm's log instead of the table."""
-    from glmforge_ops.health.checks.drain import apply_to_node, reason_of
-
-    reason = reason_of(findings)
-    if reason is not None:
-        typer.echo(reason)
-    typer.echo(apply_to_node(reason), err=True)
-
-
 def _print(findings: "Findings") -> None:
+    from glmforge.observe.units import counted
     from glmforge_ops.health.checks.check import Status
-    from glmforge_ops.health.checks.examine import grouped, summary
+    from glmforge_ops.health.checks.examine import counts_in_words, grouped
     from glmforge_ops.hosts.fold import fold_hosts
 
     console = Console(soft_wrap=True, highlight=False)
-    nothing_found: dict[str, list[str]] = {}
+    skipped: dict[str, list[str]] = {}
     for name, of_hosts in findings.outcomes.items():
         groups = grouped(of_hosts)
         for group in groups:
@@ -125,19 +119,16 @@ def _print(findings: "Findings") -> None:
                 continue  # the summary counts them
             where = "" if len(group.hosts) == len(findings.hosts) else f"{fold_hosts(group.hosts)}: "
             if group.status is Status.SKIPPED and not group.fix:
-                nothing_found.setdefault(where + group.value, []).append(name)
+                skipped.setdefault(where + group.value, []).append(name)
                 continue
             limit = f" ({group.threshold})" if group.threshold else ""
-            _print_line(console, group.status, name, where + group.value + limit)
+            status = f"[{_COLOURS[group.status.value]}]{group.status.value:8}[/]"
+            console.print(f"{status} {name:26} {escape(where + group.value + limit)}")
             if group.fix:
                 console.print(f"{'':{_MARGIN}}-> {escape(group.fix)}")
-    for reason, names in nothing_found.items():
+    for reason, names in skipped.items():
         console.print(f"[{_COLOURS['skipped']}]skipped [/] {escape(reason)}: {', '.join(names)}")
-    console.print(summary(findings))
-
-
-def _print_line(console: Console, status: "Status", name: str, text: str) -> None:
-    console.print(f"[{_COLOURS[status.value]}]{status.value:8}[/] {name:26} {escape(text)}")
+    console.print(f"{counts_in_words(findings.count)} on {counted(len(findings.hosts), 'node')}")
 
 
 def _list() -> None:

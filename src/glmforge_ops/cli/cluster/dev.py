@@ -2,14 +2,12 @@
 
 import json
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from glmforge.cli.signature import takes
 from glmforge.cli.tables import print_table, table
 
 if TYPE_CHECKING:
@@ -17,40 +15,26 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Development cluster: Slurm on this machine, each node a host.")
 
-NameOption = Annotated[str, typer.Option(help="Which cluster; several can be up at once.")]
 DirectoryOption = Annotated[
-    Path | None, typer.Option(help="Directory of the cluster.", show_default="~/.cache/glmforge/dev/NAME")
+    Path | None,
+    typer.Option(
+        help="Directory of the cluster; several can be up at once.", show_default="~/.cache/glmforge/dev/default"
+    ),
 ]
 NodeArgument = Annotated[str, typer.Argument(help="Name of a node, such as node2.")]
 
 
-@dataclass(frozen=True, kw_only=True)
-class UpOptions:
-    """See `DevOptions`."""
-
-    nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 3
-    gpus: Annotated[int, typer.Option(help="Fake GPUs per node.")] = 8
-    cpus: Annotated[int, typer.Option(help="CPUs that each node reports.")] = 8
-    accounting: Annotated[bool, typer.Option("--accounting", help="Run slurmdbd, so that sacct works.")] = False
-    slurm: Annotated[bool, typer.Option("--slurm/--no-slurm", help="Without Slurm: hosts with ssh servers.")] = True
-    prolog: Annotated[Path | None, typer.Option(help="Program that Slurm runs on each node before a job.")] = None
-    slurmd_timeout: Annotated[
-        int, typer.Option(help="Seconds without a response after which Slurm marks a node down.")
-    ] = 30
-    link_rate: Annotated[
-        str | None, typer.Option(help="Bandwidth of every link, such as 100mbit.", show_default="unlimited")
-    ] = None
-    bare: Annotated[bool, typer.Option("--bare", help="Nodes that are still to be set up: empty homes, no keys.")] = (
-        False
-    )
-    plain: Annotated[bool, typer.Option("--plain", help="Run all daemons on the loopback, without namespaces.")] = False
-    name: NameOption = "default"
-    directory: DirectoryOption = None
-
-
 @app.command("up")
-@takes(UpOptions)
-def up(options: UpOptions) -> None:
+def up(
+    nodes: Annotated[int, typer.Option(help="Number of nodes.")] = 3,
+    gpus: Annotated[int, typer.Option(help="Fake GPUs per node.")] = 8,
+    cpus: Annotated[int, typer.Option(help="CPUs that each node reports.")] = 8,
+    slurm: Annotated[bool, typer.Option("--slurm/--no-slurm", help="Without Slurm: hosts with ssh servers.")] = True,
+    bare: Annotated[
+        bool, typer.Option("--bare", help="Nodes that are still to be set up: empty homes, no keys.")
+    ] = False,
+    directory: DirectoryOption = None,
+) -> None:
     """Start a cluster; it runs until 'down'.
 
     As root every node is a host of its own, with name, address, ssh server, local disk and a link that can be cut;
@@ -60,35 +44,31 @@ def up(options: UpOptions) -> None:
 
         glmforge cluster dev up --nodes 3 --gpus 8
 
-        glmforge cluster dev up --nodes 8 --no-slurm --link-rate 100mbit --name hosts
+        glmforge cluster dev up --nodes 8 --no-slurm --directory hosts
     """
     from glmforge_ops.dev import DevCluster, DevOptions
 
-    cluster = DevCluster.start(
-        _directory(options.name, options.directory),
-        DevOptions(
-            nodes=options.nodes,
-            gpus=options.gpus,
-            cpus=options.cpus,
-            slurm=options.slurm,
-            accounting=options.accounting,
-            prolog=options.prolog,
-            slurmd_timeout_s=options.slurmd_timeout,
-            link_rate=options.link_rate,
-            bare=options.bare,
-            mode="plain" if options.plain else None,
-        ),
-        say=lambda line: typer.echo(line, err=True),
-    )
+    options = DevOptions(nodes=nodes, gpus=gpus, cpus=cpus, slurm=slurm, bare=bare)
+    where = _directory(directory)
+    cluster = DevCluster.start(where, options, say=lambda line: typer.echo(line, err=True))
     cluster.detach()
-    _show(cluster)
+    first, last = cluster.nodes[0], cluster.nodes[-1]
+    typer.echo(f"{cluster.directory}: {f'{first} is' if first == last else f'{first} to {last} are'} up")
+    if slurm:
+        typer.echo(f"export SLURM_CONF={cluster.places.slurm_conf}")
+    if not cluster.state.why_plain:
+        typer.echo(f"{' '.join(cluster.ssh_command)} head")
+        return
+    typer.echo(
+        f"this is a plain cluster ({cluster.state.why_plain}): nodes share this machine's name, address and disk,"
+    )
+    typer.echo("and have no ssh servers and no links")
+    if gpus and not (cluster.places / "gpus/nvidia0").is_char_device():
+        typer.echo("GPUs are plain files: Slurm counts them, but does not set CUDA_VISIBLE_DEVICES")
 
 
 @app.command("down")
-def down(
-    name: NameOption = "default",
-    directory: DirectoryOption = None,
-) -> None:
+def down(directory: DirectoryOption = None) -> None:
     """End a cluster: its processes, interfaces, mounts and files.
 
     Example:
@@ -97,7 +77,7 @@ def down(
     """
     from glmforge_ops.dev import DevCluster
 
-    where = _directory(name, directory)
+    where = _directory(directory)
     DevCluster.end(where)
     typer.echo(f"{where}: cluster ended")
 
@@ -105,18 +85,15 @@ def down(
 @app.command("status")
 def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    name: NameOption = "default",
     directory: DirectoryOption = None,
 ) -> None:
     """Show the hosts of a cluster.
 
-    Examples:
+    Example:
 
         glmforge cluster dev status
-
-        glmforge cluster dev status --json
     """
-    cluster = _open(name, directory)
+    cluster = _open(directory)
     slurm = cluster.slurm_states()
     hosts = [
         {
@@ -124,7 +101,6 @@ def status(
             "state": record.state,
             "address": record.address,
             "slurm": slurm.get(host, ""),
-            "link_rate": record.rate or "",
             "ended_daemons": cluster.ended_daemons(host),
         }
         for host, record in cluster.state.hosts.items()
@@ -132,7 +108,7 @@ def status(
     if as_json:
         typer.echo(json.dumps({"directory": str(cluster.directory), "mode": cluster.state.mode, "hosts": hosts}))
         return
-    words = ("host", "state", "address", "slurm", "link rate", "ended daemons")
+    words = ("host", "state", "address", "slurm", "ended daemons")
     rows = table(*words, in_words=words)
     for host in hosts:
         *cells, ended = host.values()
@@ -141,71 +117,55 @@ def status(
 
 
 @app.command("fail")
-def fail(node: NodeArgument, name: NameOption = "default", directory: DirectoryOption = None) -> None:
+def fail(node: NodeArgument, directory: DirectoryOption = None) -> None:
     """Power a node off: all its processes end at once.
 
     Example:
 
         glmforge cluster dev fail node2
     """
-    _open(name, directory).fail(node)
-    typer.echo(f"{node}: failed; bring it back: {_heal(node, name, directory)}")
+    _open(directory).fail(node)
+    typer.echo(f"{node}: failed; bring it back: {_heal(node, directory)}")
 
 
 @app.command("cut")
-def cut(node: NodeArgument, name: NameOption = "default", directory: DirectoryOption = None) -> None:
+def cut(node: NodeArgument, directory: DirectoryOption = None) -> None:
     """Cut the link of a node, which runs on.
 
     Example:
 
         glmforge cluster dev cut node2
     """
-    _open(name, directory).cut(node)
-    typer.echo(f"{node}: link cut; restore it: {_heal(node, name, directory)}")
+    _open(directory).cut(node)
+    typer.echo(f"{node}: link cut; restore it: {_heal(node, directory)}")
 
 
 @app.command("heal")
-def heal(node: NodeArgument, name: NameOption = "default", directory: DirectoryOption = None) -> None:
+def heal(node: NodeArgument, directory: DirectoryOption = None) -> None:
     """Bring back a node that failed or was cut off.
 
     Example:
 
         glmforge cluster dev heal node2
     """
-    _open(name, directory).heal(node)
+    _open(directory).heal(node)
     typer.echo(f"{node}: is up")
 
 
-def _heal(node: str, name: str, directory: Path | None) -> str:
+def _heal(node: str, directory: Path | None) -> str:
     """The command that does so, of the same cluster."""
-    where = "" if name == "default" else f" --name {name}"
-    where = where if directory is None else f" --directory {shlex.quote(str(directory))}"
+    where = "" if directory is None else f" --directory {shlex.quote(str(directory))}"
     return f"glmforge cluster dev heal {node}{where}"
 
 
-def _directory(name: str, directory: Path | None) -> Path:
+def _directory(directory: Path | None) -> Path:
     from glmforge.files import absolute
-    from glmforge_ops.dev.places import default_directory
+    from glmforge_ops.dev.state import default_directory
 
-    return default_directory(name) if directory is None else absolute(directory)
+    return default_directory() if directory is None else absolute(directory)
 
 
-def _open(name: str, directory: Path | None) -> "DevCluster":
+def _open(directory: Path | None) -> "DevCluster":
     from glmforge_ops.dev import DevCluster
 
-    return DevCluster.open(_directory(name, directory))
-
-
-def _show(cluster: "DevCluster") -> None:
-    """How to use the cluster, and what it lacks."""
-    options, state, first, last = cluster.state.options, cluster.state, cluster.nodes[0], cluster.nodes[-1]
-    typer.echo(f"{cluster.directory}: {f'{first} is' if first == last else f'{first} to {last} are'} up")
-    if options.slurm:
-        typer.echo(f"export SLURM_CONF={cluster.places.slurm_conf}")
-    if state.mode == "namespaces":
-        typer.echo(f"{' '.join(cluster.ssh_command)} head")
-        return
-    typer.echo(f"this is a plain cluster ({state.why_plain}): nodes share this machine's name, address and disk, and")
-    typer.echo("have no ssh servers and no links")
-    if options.gpus and not (cluster.places / "gpus/nvidia0").is_char_device():
-        typer.echo("GPUs are plain files: Slurm counts them, but does not set CUDA_VISIBLE_DEVICES")
+    return DevCluster.open(_directory(directory))

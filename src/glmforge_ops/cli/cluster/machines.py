@@ -18,10 +18,18 @@ SshOption = Annotated[str | None, typer.Option(help='How to call ssh: "ssh -F cl
 
 
 def read_cluster(
-    config: Path | None, hosts: str | None, hostfile: Path | None, partition: str | None, ssh: str | None
+    config: Path | None,
+    hosts: str | None,
+    hostfile: Path | None,
+    partition: str | None,
+    ssh: str | None,
+    **fields: object,
 ) -> "ClusterConfig":
-    """The cluster of the file, with the machines and the ssh of the options. Raises `GlmforgeError`."""
-    from glmforge.config.cluster import SlurmConfig
+    """The cluster of the file, with the machines, the ssh and other `fields` of the options. Raises `GlmforgeError`."""
+    from pydantic import ValidationError
+
+    from glmforge.config.cluster import ClusterConfig, SlurmConfig
+    from glmforge.errors import ConfigError
     from glmforge.runtime.hostfile import parse_hosts
     from glmforge_ops.hosts.machines import load_cluster
 
@@ -30,13 +38,17 @@ def read_cluster(
     if len(given) > 1:
         raise typer.BadParameter(f"give {given[0]} or {given[1]}, not both")
     cluster = load_cluster(config)
-    changes: dict[str, object] = {}
+    changes = {name: value for name, value in fields.items() if value is not None}
     if given:
-        changes = {
+        changes |= {
             "nodes": None if hosts is None else parse_hosts(hosts),
             "hostfile": hostfile,
             "slurm": None if partition is None else SlurmConfig(partition=partition),
         }
     if ssh is not None:
         changes["ssh"] = cluster.ssh.model_copy(update={"command": ssh})
-    return cluster.model_copy(update=changes)
+    try:
+        return ClusterConfig.model_validate(dict(cluster) | changes)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(f"{'.'.join(map(str, first['loc'])) or 'options'}: {first['msg']}") from None

@@ -4,12 +4,15 @@ import json
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from glmforge.cli.interruptible import interruptible, terminable
 from glmforge_ops.cli.cluster.machines import HostfileOption, HostsOption, PartitionOption, SshOption, read_cluster
+
+if TYPE_CHECKING:
+    from glmforge_ops.storage.stage import Staged
 
 
 def stage(
@@ -24,12 +27,9 @@ def stage(
     hostfile: HostfileOption = None,
     partition: PartitionOption = None,
     ssh: SshOption = None,
-    follow_links: Annotated[
-        bool, typer.Option("--follow-links", help="Also links that lead out of their source.")
-    ] = False,
-    trust: Annotated[
-        bool, typer.Option("--trust", help="Compare length and time of copies instead of checksums.")
-    ] = False,
+    trust: Annotated[bool, typer.Option("--trust", help="Compare size and time of copies instead of checksums.")] = (
+        False
+    ),
     as_json: Annotated[bool, typer.Option("--json", help="What was done, as JSON.")] = False,
 ) -> None:
     """Copy shards and weights to the own disks of all nodes, and verify them there.
@@ -44,7 +44,6 @@ def stage(
         glmforge cluster stage /shared/tokens/web /shared/GLM-4.5-Air --to /local/cache --hostfile hosts.txt
     """
     from glmforge.errors import HostError
-    from glmforge.observe.units import counted, format_bytes, format_duration
     from glmforge.observe.work_progress import work_progress
     from glmforge_ops.hosts.machines import fanout_of, machines_of
     from glmforge_ops.storage.sources import list_sources
@@ -53,34 +52,35 @@ def stage(
 
     cluster = read_cluster(config, hosts, hostfile, partition, ssh)
     target = to or cluster.local_path
-    if target is None or not target.is_absolute():
-        raise HostError(f"--to {target or ''}: give the absolute path of a directory on each node's own disk")
-    files = list_sources(sources, follow_links=follow_links)
+    if target is None:
+        raise HostError("--to: give the absolute path of a directory on each node's own disk")
+    files = list_sources(sources)
     in_slurm = {"SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"} <= os.environ.keys()
-    is_allocation = in_slurm and not any((config, hosts, hostfile, partition))
     again = "complete files are kept, run it again"
     with terminable(), interruptible(again), work_progress("staging", 3) as show:
-        if is_allocation:
+        if in_slurm and not any((config, hosts, hostfile, partition)):
             done = stage_in_allocation(files, target, verify=not trust)
         else:
-            machines = [machine.name for machine in machines_of(cluster)]
-            done = stage_on(
-                files,
-                target,
-                machines,
-                fanout_of(cluster),
-                verify=not trust,
-                report=lambda number, total: show(number, f"step {number} of {total}, on {len(machines)} nodes"),
-            )
+            names = [machine.name for machine in machines_of(cluster)]
+
+            def report(number: int, total: int) -> None:
+                show(number, f"step {number} of {total}, on {len(names)} nodes")
+
+            done = stage_on(files, target, names, fanout_of(cluster), verify=not trust, report=report)
+    _print(done, target, as_json)
+    raise typer.Exit(1 if done.problems else 0)
+
+
+def _print(done: "Staged", target: Path, as_json: bool) -> None:
+    from glmforge.files import shown
+    from glmforge.observe.units import counted, format_bytes, format_duration
+
     if as_json:
         typer.echo(json.dumps(asdict(done), indent=1))
-    else:
-        for host, problem in done.problems.items():
-            typer.echo(f"glmforge: {host}: {problem}", err=True)
-        whole = len(done.hosts) - len(done.problems)
-        nodes = "the allocation's nodes" if is_allocation else f"{whole} of {counted(len(done.hosts), 'node')}"
-        typer.echo(
-            f"{counted(done.num_files, 'file')}, {format_bytes(done.total_bytes)}, complete on {nodes} below {target}, "
-            f"in {format_duration(done.seconds)}"
-        )
-    raise typer.Exit(1 if done.problems else 0)
+        return
+    for host, problem in done.problems.items():
+        typer.echo(f"glmforge: {host}: {shown(problem)}", err=True)
+    whole = f"{len(done.hosts) - len(done.problems)} of {counted(len(done.hosts), 'node')}"
+    nodes = "the allocation's nodes" if done.hosts[0].startswith("job ") else whole
+    size, duration = format_bytes(done.total_bytes), format_duration(done.seconds)
+    typer.echo(f"{counted(done.num_files, 'file')}, {size}, complete on {nodes} below {target}, in {duration}")

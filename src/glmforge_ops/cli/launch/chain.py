@@ -10,10 +10,9 @@ from glmforge_ops.cli.launch.common import (
     DetachOption,
     JobsDirOption,
     JsonOption,
-    go_on_detached,
+    go_on,
     print_lines,
     tell,
-    tell_how_many_finished,
 )
 
 if TYPE_CHECKING:
@@ -59,14 +58,15 @@ def run(
         for stage, job in zip(new.stages, new.jobs, strict=True):
             after = f", after {', '.join(stage.needs)}" if stage.needs else ""
             typer.echo(f"### stage {stage.name}: job {stage.job}{after}")
-            for name, place in {"run": stage.run, **stage.outputs}.items():
-                typer.echo(f"### {name}: {place}" if place is not None else f"### command: {' '.join(stage.command)}")
+            what = job.description.run or " ".join(job.description.command)
+            for name, value in {"run" if job.config else "command": what, **stage.outputs}.items():
+                typer.echo(f"### {name}: {value}")
             typer.echo(job.script)
         tell(f"{new.root}: is where it would be; nothing was submitted")
         return
     new.check(submit.scheduler_of, plan=plan)
     new.write()
-    _go_on(Chain(new.root, submit.scheduler_of), detach=detach)
+    go_on(Chain(new.root, submit.scheduler_of), "chain", detach=detach)
 
 
 @app.command("show")
@@ -99,7 +99,7 @@ def resume(name: _Name, jobs_dir: JobsDirOption = None, detach: DetachOption = F
 
         glmforge chain resume life
     """
-    _go_on(_open(name, jobs_dir), detach=detach)
+    go_on(_open(name, jobs_dir), "chain", detach=detach)
 
 
 @app.command("cancel")
@@ -112,18 +112,6 @@ def cancel(name: _Name, jobs_dir: JobsDirOption = None) -> None:
     """
     cancelled = _open(name, jobs_dir).cancel()
     tell(f"{name}: cancelled {', '.join(cancelled)}" if cancelled else f"{name}: no stage waits or runs")
-
-
-def _go_on(chain: "Chain", *, detach: bool) -> None:
-    name = chain.root.name
-    if chain.is_submitted_at_once:
-        chain.submit(lambda stage, words: tell(f"{stage}: {words}"))
-        tell(f"Next: glmforge chain show {name}")
-    elif detach:
-        go_on_detached(["chain", "resume"], chain.root)
-    else:
-        ended = chain.run_stages(lambda stage, words: tell(f"{stage}: {words}"))
-        tell_how_many_finished("chain", name, "stages", ended.values(), len(chain.stages))
 
 
 def _open(name: str, jobs_dir: Path | None) -> "Chain":

@@ -1,14 +1,15 @@
 """What the commands about jobs share."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from glmforge_ops.jobs.chain.chain import Chain
     from glmforge_ops.jobs.registry import Job
-    from glmforge_ops.jobs.state import JobState
+    from glmforge_ops.jobs.sweep.sweep import Sweep
 
 JobsDirOption = Annotated[Path | None, typer.Option(help="Where jobs lie.", show_default="$GLMFORGE_JOBS, or ./jobs")]
 DetachOption = Annotated[bool, typer.Option("--detach", help="Without a scheduler: run on when this terminal is gone.")]
@@ -25,7 +26,7 @@ def find(jobs_dir: Path | None, names: list[str] | None) -> "list[Job]":
 
 
 def tell(words: str) -> None:
-    """On stderr: stdout is for results."""
+    """Print to stderr: stdout is for results."""
     from glmforge.files import escaped
 
     typer.echo(escaped(words), err=True)
@@ -38,7 +39,35 @@ def print_lines(lines: Collection[str]) -> None:
         typer.echo(as_shown(line))
 
 
-def go_on_detached(words: Sequence[str], root: Path) -> None:
+_WORDS = {"sweep": ("resubmit", "points"), "chain": ("resume", "stages")}
+"""What goes on with one, and what it has several of."""
+
+
+def go_on(jobs: "Sweep | Chain", group: str, *, detach: bool, submitted: Callable[[], object] = lambda: None) -> None:
+    """Submit the jobs of a sweep or chain that have not finished, or run them from here; exit status 1 if one fails.
+
+    Args:
+        group: of commands: sweep or chain.
+        submitted: is called when they are submitted, or before they are run.
+    """
+    name, (again, parts) = jobs.root.name, _WORDS[group]
+    if jobs.is_queued:
+        jobs.submit(lambda part, words: tell(f"{part}: {words}"))
+        submitted()
+        tell(f"Next: glmforge {group} show {name}")
+        return
+    submitted()
+    if detach:
+        return _go_on_detached([group, again], jobs.root)
+    states = jobs.run(lambda part, words: tell(f"{part}: {words}"))
+    finished = sum(state == "finished" for state in states.values())
+    tell(f"{name}: {finished:,} of {len(states):,} {parts} have finished")
+    if finished < len(states):
+        tell(f"Next: glmforge {group} show {name}")
+        raise typer.Exit(1)
+
+
+def _go_on_detached(words: Sequence[str], root: Path) -> None:
     """Run `glmforge WORDS NAME` for the jobs of `root` in a session of its own, without this terminal."""
     import subprocess
     import sys
@@ -47,21 +76,9 @@ def go_on_detached(words: Sequence[str], root: Path) -> None:
     from glmforge.files import open_regular
 
     log = root / f"runner-{datetime.now(UTC):%Y%m%dT%H%M%S}.log"
+    command = [sys.executable, "-m", "glmforge", *words, root.name, "--jobs-dir", str(root.parent)]
     with open_regular(log, "ab") as output:
         subprocess.Popen(
-            [sys.executable, "-m", "glmforge", *words, root.name, "--jobs-dir", str(root.parent)],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
     tell(f"{root.name}: runs detached, and writes to {log}")
-
-
-def tell_how_many_finished(group: str, name: str, parts: str, states: "Collection[JobState]", total: int) -> None:
-    """Ends with status 1 unless all have. `group` is the group of commands, `parts` what it has several of."""
-    finished = sum(state == "finished" for state in states)
-    tell(f"{name}: {finished:,} of {total:,} {parts} have finished")
-    if finished < total:
-        tell(f"Next: glmforge {group} show {name}")
-        raise typer.Exit(1)

@@ -1,10 +1,9 @@
-"""`glmforge jobs`: jobs by name, whatever launched them."""
+"""`glmforge jobs`: jobs by name, for all launchers."""
 
 import json
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,9 +17,8 @@ app = typer.Typer(help="Jobs by name: list, show, read, follow, cancel, submit a
 
 _Name = Annotated[str, typer.Argument(help="A job.")]
 _Names = Annotated[list[str], typer.Argument(help="Jobs: names, or patterns such as 'lr-*'.")]
-_Rank = Annotated[int | None, typer.Option(min=0, help="Of this rank.", show_default="who failed first, else 0")]
+_Rank = Annotated[int | None, typer.Option(min=0, help="Of this rank.", show_default="the first that failed, else 0")]
 _All = Annotated[bool, typer.Option("--all", help="Of all ranks, in the order of their times.")]
-_Grep = Annotated[str | None, typer.Option(help="Only lines that match this regular expression.")]
 _LOOK_EVERY_S = 1.0
 
 
@@ -40,8 +38,6 @@ def list_jobs(
     as_json: JsonOption = False,
 ) -> None:
     """List jobs: state, launcher, number, attempt, steps, age, and why a job waits or has failed.
-
-    From the jobs' files, and one question to each scheduler. A job whose files are damaged is listed as that.
 
     Examples:
 
@@ -86,8 +82,7 @@ def logs(
     attempt: Annotated[int | None, typer.Option(min=1, help="Of this one.", show_default="the newest")] = None,
     rank: _Rank = None,
     every: _All = False,
-    grep: _Grep = None,
-    tail: Annotated[int | None, typer.Option(min=1, help="Only so many last lines.", show_default="all")] = None,
+    tail: Annotated[int | None, typer.Option(min=1, help="Only the last N lines.", show_default="all")] = None,
     scheduler: Annotated[
         bool, typer.Option("--scheduler", help="Instead: what the scheduler's shell and the supervisor printed.")
     ] = False,
@@ -101,17 +96,15 @@ def logs(
 
         glmforge jobs logs air --tail 50
 
-        glmforge jobs logs air --attempt 2 --all --grep 'loss|Error'
+        glmforge jobs logs air --attempt 2 --all
     """
     from glmforge.cli.terminal import as_shown
-    from glmforge_ops.jobs.logs import lines_of, logs_of, pattern_of, scheduler_logs
+    from glmforge_ops.jobs.logs import lines_of, logs_of, scheduler_logs
     from glmforge_ops.jobs.registry import job_directory, jobs_root
 
-    if every and rank is not None:
-        raise typer.BadParameter("give --all or --rank, not both")
-    pattern, job = pattern_of(grep), job_directory(jobs_root(jobs_dir), name)
+    job = job_directory(jobs_root(jobs_dir), name)
     chosen = scheduler_logs(job) if scheduler else logs_of(job, attempt=attempt, rank=rank, every=every)
-    for line in lines_of(chosen, pattern=pattern, tail=tail):
+    for line in lines_of(chosen, tail):
         typer.echo(as_shown(line))
 
 
@@ -120,8 +113,7 @@ def follow(
     name: _Name,
     rank: _Rank = None,
     every: _All = False,
-    grep: _Grep = None,
-    tail: Annotated[int, typer.Option(min=0, help="Begin with so many of the last lines.")] = 10,
+    tail: Annotated[int, typer.Option(min=0, help="Begin with the last N lines.")] = 10,
     jobs_dir: JobsDirOption = None,
 ) -> None:
     """Print what a job prints until it ends, over all attempts and requeues. Ctrl-C leaves the job alone.
@@ -130,26 +122,21 @@ def follow(
 
     Example:
 
-        glmforge jobs follow air --grep loss
+        glmforge jobs follow air
     """
     from glmforge.cli.interruptible import interruptible
-    from glmforge_ops.jobs.logs import Followed, pattern_of
+    from glmforge_ops.jobs.logs import follow as follow_job
     from glmforge_ops.jobs.show import headline
 
-    if every and rank is not None:
-        raise typer.BadParameter("give --all or --rank, not both")
-    followed = Followed(
-        lambda: find(jobs_dir, [name])[0], None if every else rank or 0, pattern=pattern_of(grep), tail=tail
-    )
     with interruptible("the job goes on"):
-        for notes, lines in followed.rounds():
+        for found, notes, lines in follow_job(lambda: find(jobs_dir, [name])[0], None if every else rank or 0, tail):
+            job = found
             for note in notes:
                 tell(note)
             print_lines(lines)
             sys.stdout.flush()
             if not lines:
                 time.sleep(_LOOK_EVERY_S)
-    job = followed.job
     tell(": ".join(filter(None, [headline(job), job.why])))
     raise typer.Exit(1 if job.state == "failed" else 0)
 
@@ -158,8 +145,7 @@ def follow(
 def cancel(names: _Names, jobs_dir: JobsDirOption = None) -> None:
     """End jobs: through their scheduler, or by a signal to the supervisor that runs here. Asks nothing.
 
-    A training run saves before it ends, as before a preemption. A job that has ended already is left. Exit status 1
-    if one could not be ended.
+    A training run saves before it ends, as before a preemption. Exit status 1 if a job could not be ended.
 
     Examples:
 
@@ -175,14 +161,12 @@ def cancel(names: _Names, jobs_dir: JobsDirOption = None) -> None:
 @app.command()
 def resubmit(
     names: _Names,
-    force: Annotated[
-        bool, typer.Option("--force", help="Even if its scheduler cannot tell whether it has ended.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Even if it is not known whether it has ended.")] = False,
     jobs_dir: JobsDirOption = None,
 ) -> None:
     """Submit jobs again as they were. A training run goes on from its newest checkpoint.
 
-    A job that waits or runs is refused; one that Slurm holds since a start failed is released. Exit status 1 if one
+    A job that waits or runs is refused; one that Slurm holds since a start failed is released. Exit status 1 if a job
     could not be submitted.
 
     Example:
@@ -206,8 +190,8 @@ def allow(
 ) -> None:
     """Let a job use nodes again that its supervisor has excluded: 'glmforge jobs show' names them.
 
-    What happened to them before no longer counts. A supervisor that runs takes them at its next attempt. A node that
-    was drained for all users is resumed by whoever runs the cluster.
+    Earlier failures of these nodes no longer count. A running supervisor uses them from its next attempt on. A node
+    that was drained for all users is resumed by the cluster's administrator.
 
     Example:
 
@@ -224,49 +208,37 @@ def allow(
 @app.command()
 def goodput(
     names: _Names,
-    attempts: Annotated[bool, typer.Option("--attempts", help="Also attempt by attempt.")] = False,
+    attempts: Annotated[bool, typer.Option("--attempts", help="Also of the newest attempts.")] = False,
     as_json: JsonOption = False,
-    prometheus: Annotated[
-        Path | None, typer.Option(help="Also write the metrics of the jobs to this file, as Prometheus reads them.")
-    ] = None,
     jobs_dir: JobsDirOption = None,
 ) -> None:
     """Show which part of the allocated time of jobs' nodes was useful, and to what the rest was lost.
 
-    From Slurm's accounting where there is one, else from the jobs' own files. Shares add up to the whole.
+    From the jobs' own files. Shares add up to the whole.
 
-    Examples:
+    Example:
 
         glmforge jobs goodput air --attempts
 
-        glmforge jobs goodput 'lr-*' --prometheus /var/lib/node_exporter/jobs.prom
+        glmforge jobs goodput 'lr-*' --json
     """
-    from glmforge.observe.job_records import JobDirectory, utc_now
-    from glmforge.observe.run import write_text
+    from glmforge.observe.job_records import JobDirectory
     from glmforge.report import goodput as measure
     from glmforge_ops.jobs.registry import chosen_names, jobs_root
-    from glmforge_ops.jobs.schedulers import slurm
     from glmforge_ops.jobs.show import aligned
 
     root = jobs_root(jobs_dir)
-    found = []
-    for job in [JobDirectory(root / name) for name in chosen_names(root, names)]:
-        ids = [each.id for each in job.read_submissions() if each.launcher == "slurm"]
-        found.append(measure.goodput_of(job, slurm.accounts_of(ids, utc_now())))
-    if prometheus is not None:
-        write_text(prometheus, measure.prometheus(found))
+    found = [measure.goodput_of(JobDirectory(root / name)) for name in chosen_names(root, names)]
     if as_json:
         typer.echo(json.dumps([measure.as_dict(each) for each in found], indent=1))
         return
     for each in found:
-        rows = [[f"  {row[0]}", *row[1:]] for row in measure.rows_of(each)]
-        by_attempt = measure.rows_by_attempt(each) if attempts else []
-        print_lines([measure.headline(each), *(aligned(rows) if rows else ())])
-        print_lines(["", *aligned(by_attempt)] if by_attempt else [])
+        rows = [[f"  {row[0]}", *row[1:]] for row in measure.rows_of(each, attempts=attempts)]
+        print_lines([measure.headline(each), *(aligned(rows) if rows[1:] else ())])
 
 
 def _each(jobs: "list[Job]", do: "Callable[[Job], str]") -> None:
-    """Print what was done; exit status 1 if something could not be, after the rest."""
+    """Print what was done for each job; exit status 1 if there was an error, after the rest."""
     from glmforge.errors import GlmforgeError
 
     failed = False

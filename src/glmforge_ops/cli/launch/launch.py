@@ -1,42 +1,21 @@
 """`glmforge launch`: a job, or a sweep of them, submitted; and `glmforge supervise`, which the script of a job runs."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from typer.core import TyperCommand
 
 from glmforge.cli.signature import takes
-from glmforge_ops.cli.launch.common import JobsDirOption, tell
+from glmforge_ops.cli.launch.common import JobsDirOption, go_on, tell
 
 if TYPE_CHECKING:
     from glmforge.config.launch import LaunchConfig
     from glmforge.observe.job_records import Submission
     from glmforge_ops.jobs.new_job import NewJob
-
-
-class LauncherName(StrEnum):
-    """As `glmforge.config.launch.Launcher`."""
-
-    local = "local"
-    ssh = "ssh"
-    slurm = "slurm"
-    pbs = "pbs"
-    mpi = "mpi"
-
-
-class StarterName(StrEnum):
-    """As `glmforge.config.launch.Starter`."""
-
-    local = "local"
-    ssh = "ssh"
-    srun = "srun"
-    torchrun = "torchrun"
+    from glmforge_ops.jobs.sweep.sweep import Sweep
 
 
 def _in(panel: str) -> Any:
@@ -66,7 +45,7 @@ class Options:
     script: Annotated[Path | None, _job(metavar="FILE", help="A program of your own, on every rank; see below.")] = None
     name: Annotated[str | None, _job(help="Default: the run's.")] = None
     jobs_dir: JobsDirOption = None
-    template: Annotated[Path | None, _job(metavar="FILE", help="Of the script: one of your own.")] = None
+    template: Annotated[Path | None, _job(metavar="FILE", help="Your own template of the job's script.")] = None
     detach: Annotated[bool, _job("--detach", help="Without a scheduler: run on when this terminal is gone.")] = False
     as_json: Annotated[bool, _job("--json", help="Print what was submitted as JSON.")] = False
 
@@ -79,12 +58,13 @@ class Options:
     exclusive: Annotated[bool | None, _size("--exclusive", help="Whole nodes.")] = None
 
     launcher: Annotated[
-        LauncherName | None,
-        _where(help="Default: ssh if hosts are given; else Slurm or PBS, whichever answers; else local."),
+        str | None,
+        _where(
+            metavar="local|ssh|slurm|pbs|mpi",
+            help="Default: ssh if hosts are given; else Slurm or PBS, whichever answers; else local.",
+        ),
     ] = None
-    starter: Annotated[StarterName | None, _where(help="What starts the ranks.")] = None
     hosts: Annotated[str | None, _where(help="For ssh and mpi: 'node[001-008],node12'.")] = None
-    hostfile: Annotated[Path | None, _where(help="For ssh and mpi: one host per line.")] = None
     cluster: Annotated[Path | None, _where(help="cluster.yaml: hosts, ssh, interfaces.")] = None
     interface: Annotated[str | None, _where(help="Between nodes, such as eth0.")] = None
     container: Annotated[str | None, _where(help="Image in which every rank runs.")] = None
@@ -92,8 +72,8 @@ class Options:
         list[str] | None,
         _where(
             metavar="NAME[=VALUE]",
-            help="A variable of every rank; may be repeated. NAME alone, and what looks like a secret, is passed on "
-            "from the environment, and its value is in none of the job's files.",
+            help="A variable of every rank; may be repeated. NAME alone, and what looks like a secret, comes from the "
+            "environment, and its value is in none of the job's files.",
         ),
     ] = None
 
@@ -110,9 +90,6 @@ class Options:
         list[str] | None, _queue(metavar="ARG", help="Any other option of sbatch: --mail-type=END; may be repeated.")
     ] = None
 
-    supervise: Annotated[
-        bool | None, _how("--supervise/--no-supervise", help="Restart, and replace nodes that fail.")
-    ] = None
     min_nodes: Annotated[int | None, _how(help="Go on with so few.")] = None
     spare_nodes: Annotated[int | None, _how(help="Beside --nodes.")] = None
     options: Annotated[
@@ -122,11 +99,11 @@ class Options:
     sweep: Annotated[
         list[str] | None,
         _sweep(
-            metavar="KEY=V1,V2 [KEY=...]",
-            help="A run for each value, or log(low,high,count); several keys: the product. See 'glmforge sweep'.",
+            metavar="KEY=V1,V2",
+            help="A run for each value, or log(low,high,count); may be repeated: the product. See 'glmforge sweep'.",
         ),
     ] = None
-    sweep_file: Annotated[Path | None, _sweep(metavar="FILE", help="Points, grid, random search, as YAML.")] = None
+    sweep_file: Annotated[Path | None, _sweep(metavar="FILE", help="Points, as YAML.")] = None
     at_once: Annotated[
         int | None,
         _sweep(help="Most runs of the sweep at the same time.", show_default="no limit; 1 without a scheduler"),
@@ -144,8 +121,8 @@ class Options:
 def launch(options: Options) -> None:
     """Submit a job: a training run, or a program of your own, under Slurm, PBS, by ssh, MPI, or on this machine.
 
-    The job has a name and a directory with its script, its logs, and what became of it; a supervisor starts it again
-    when a rank, a node or the scheduler ends it early.
+    The job has a name and a directory with its script, logs and records. A supervisor starts it again when a rank, a
+    node or the scheduler ends it early; by MPI it has no supervisor.
 
     Examples:
 
@@ -157,7 +134,7 @@ def launch(options: Options) -> None:
 
         glmforge launch configs/demo.yaml --dry-run
 
-        glmforge launch run.yaml --nodes 1 --sweep optim.lr=log(1e-4,3e-3,5) model=tiny,demo --at-once 4
+        glmforge launch run.yaml --nodes 1 --sweep optim.lr=log(1e-4,3e-3,5) --at-once 4
     """
     from glmforge_ops.jobs import submit
 
@@ -182,49 +159,42 @@ def launch(options: Options) -> None:
 def supervise(
     job: Annotated[Path, typer.Argument(metavar="JOBDIR", help="The job's directory.")],
 ) -> None:
-    """Start the ranks of a job, and start them again until it is done: 'glmforge launch' arranges that this is run.
+    """Start the ranks of a job, and start them again until it is done: the scripts of 'glmforge launch' run this.
 
-    It ends with status 0 when the job is done or was stopped, with 75 when it gave way and is to be submitted again,
-    and with 1 when it was given up; why stands in the job's events.jsonl and in 'glmforge jobs show'.
+    Exit status 0 when the job is done or was stopped, 75 when it gave way and is to be submitted again, 1 when it
+    failed; 'glmforge jobs show' says why.
 
     Example:
 
         glmforge supervise jobs/air
     """
     from glmforge.observe.job_records import JobDirectory
+    from glmforge_ops.jobs.new_job import make_task
     from glmforge_ops.jobs.supervisor.assemble import supervisor_of
 
-    raise typer.Exit(supervisor_of(JobDirectory(job.absolute())).run())
-
-
-_AS_THEY_ARE = (
-    *("nodes", "gpus_per_node", "ranks_per_node", "cpus_per_task", "mem", "time", "exclusive", "launcher", "starter"),
-    *("interface", "container", "partition", "qos", "account", "constraint", "array", "dependency", "signal"),
-    "supervise",
-)
+    directory = JobDirectory(job.absolute())
+    make_task(directory)
+    raise typer.Exit(supervisor_of(directory).run())
 
 
 def read_launch(options: Options) -> "LaunchConfig":
     """The options of the file and of the command line, with the launcher found. Raises `GlmforgeError`."""
+    from glmforge.config.launch import LaunchConfig
     from glmforge.config.secrets import HIDDEN
     from glmforge.runtime.hostfile import parse_hosts
     from glmforge_ops.jobs.new_job import read_options
 
-    def variable(text: str) -> tuple[str, str]:
-        name, equals, value = text.partition("=")
-        return name, value if equals else HIDDEN
-
-    given: dict[str, Any] = {name: getattr(options, name) for name in _AS_THEY_ARE}
+    given: dict[str, Any] = {name: getattr(options, name, None) for name in LaunchConfig.model_fields}
     for name in ("hosts", "nodelist", "exclude"):
         text = getattr(options, name)
         given[name] = None if text is None else parse_hosts(text, f"--{name}")
-    given["env"] = None if options.env is None else dict(map(variable, options.env))
+    if options.env is not None:
+        pairs = (text.partition("=") for text in options.env)
+        given["env"] = {name: value if equals else HIDDEN for name, equals, value in pairs}
     given["sbatch_args"] = options.sbatch_arg
-    given["hostfile"] = options.hostfile and str(options.hostfile.absolute())
     given["cluster"] = options.cluster and str(options.cluster.absolute())
     of_supervisor = {"min_nodes": options.min_nodes, "spare_nodes": options.spare_nodes}
     given["supervisor"] = {name: value for name, value in of_supervisor.items() if value is not None} or None
-    given = {name: str(value) if isinstance(value, StrEnum) else value for name, value in given.items()}
     return read_options(options.options, {name: value for name, value in given.items() if value is not None})
 
 
@@ -242,10 +212,9 @@ def _new_job(options: Options, config: "LaunchConfig") -> "NewJob":
 
 def _launch_sweep(options: Options, launch: "LaunchConfig") -> None:
     from glmforge.observe.work_progress import work_progress
-    from glmforge_ops.cli.launch.sweep import start
     from glmforge_ops.jobs import submit
     from glmforge_ops.jobs.registry import jobs_root
-    from glmforge_ops.jobs.sweep.points import expand
+    from glmforge_ops.jobs.sweep.points import expand, settings_words
     from glmforge_ops.jobs.sweep.sweep import Sweep, make_sweep
 
     if options.script is not None or not options.words:
@@ -266,8 +235,8 @@ def _launch_sweep(options: Options, launch: "LaunchConfig") -> None:
         )
     if options.dry_run:
         typer.echo(new.script if new.script is not None else new.jobs[0].script, nl=False)
-        for point, job in zip(points, new.jobs, strict=True):
-            tell(f"{job.directory.name}: {point}")
+        for point in new.record.points:
+            tell(f"{point.job}: {settings_words(point.settings)}")
         tell(f"{new.root}: is where it would be; nothing was submitted")
         return
     new.check(submit.scheduler_of)
@@ -276,7 +245,17 @@ def _launch_sweep(options: Options, launch: "LaunchConfig") -> None:
     _check_nodes(options, launch)
     new.write()
     tell(f"{new.root.name}: {len(points):,} points in {new.root}-*")
-    start(Sweep(new.root, submit.scheduler_of), failed_only=False, detach=options.detach, as_json=options.as_json)
+    sweep = Sweep(new.root, submit.scheduler_of)
+    go_on(sweep, "sweep", detach=options.detach, submitted=lambda: _report_sweep(sweep) if options.as_json else None)
+
+
+def _report_sweep(sweep: "Sweep") -> None:
+    points = [
+        {"name": job.name, "submission": job.submission, "settings": point.settings}
+        for point, job in zip(sweep.record.points, sweep.jobs(), strict=True)
+    ]
+    told = {"name": sweep.root.name, "directory": str(sweep.root), "launcher": sweep.record.launcher, "points": points}
+    typer.echo(json.dumps(told))
 
 
 def _check_nodes(options: Options, launch: "LaunchConfig") -> None:
@@ -291,7 +270,7 @@ def _check_nodes(options: Options, launch: "LaunchConfig") -> None:
 
 
 def _submit(job: "NewJob", options: Options) -> None:
-    """What was written does not stay, and keep its name, if nobody took the job."""
+    """The files of a job that was not submitted are removed, so that its name is free."""
     from glmforge.config.secrets import require_secrets
     from glmforge.errors import GlmforgeError
     from glmforge_ops.jobs.schedulers.here import become, id_of_this_process
@@ -305,7 +284,7 @@ def _submit(job: "NewJob", options: Options) -> None:
         if in_foreground:
             submission = note_submission(job.directory, id_of_this_process(), launch.launcher)
         else:
-            submission = submit(job.directory, tasks=[task.directory for task in job.tasks])
+            submission = submit(job.directory)
     except MayRunError:
         raise
     except GlmforgeError:
@@ -321,44 +300,15 @@ def _report(job: "NewJob", submission: "Submission", *, as_json: bool, runs_here
 
     name, root, launch = job.directory.name, job.directory.root, job.description.launch
     if as_json:
-        run = None if job.description.run is None else str(job.description.run)
-        told = {"name": name, "directory": str(root), "launcher": submission.launcher, "submission": submission.id}
-        typer.echo(json.dumps(told | {"run": run}))
+        run = job.description.run and str(job.description.run)
+        row = {"name": name, "directory": str(root), "launcher": submission.launcher, "submission": submission.id}
+        typer.echo(json.dumps(row | {"run": run}))
         return
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     size = f"{counted(launch.nodes, 'node')} x {counted(launch.ranks, 'rank')}"
-    where = "here" if submission.launcher not in ("slurm", "pbs") else f"to {submission.launcher} as {submission.id}"
+    where = f"to {launch.launcher} as {submission.id}" if launch.launcher in ("slurm", "pbs") else "here"
     console.print(f"[bold]{name}[/bold]: {size}, submitted {where}")
     if launch.supervise or not runs_here:
         console.print(f"Logs: {root}/{'attempts' if launch.supervise else 'scheduler-*.log'}", markup=False)
     if not runs_here:
         console.print(f"Next: glmforge jobs follow {name}", markup=False)
-
-
-_SWEEP_OPTION = "--sweep"
-
-
-class TakesSeveral(TyperCommand):
-    """A command whose `--sweep` goes on to the next option, or to a word without '='."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, spread(args))
-
-
-def spread(words: Sequence[str]) -> list[str]:
-    """`--sweep a=1,2 b=3,4` is `--sweep a=1,2 --sweep b=3,4`; nothing changes behind '--'."""
-    found: list[str] = []
-    is_value = goes_on = False  # the word belongs to the option just before, or to the values that it has already
-    for number, word in enumerate(words):
-        if word == "--":
-            return [*found, *words[number:]]
-        if is_value:
-            is_value, goes_on = False, True
-        elif word == _SWEEP_OPTION:
-            is_value = True
-        elif word.startswith("-") or "=" not in word:
-            goes_on = word.startswith(f"{_SWEEP_OPTION}=")
-        elif goes_on:
-            found.append(_SWEEP_OPTION)
-        found.append(word)
-    return found

@@ -10,10 +10,9 @@ from glmforge_ops.cli.launch.common import (
     DetachOption,
     JobsDirOption,
     JsonOption,
-    go_on_detached,
+    go_on,
     print_lines,
     tell,
-    tell_how_many_finished,
 )
 
 if TYPE_CHECKING:
@@ -73,42 +72,32 @@ def page(
     jobs_dir: JobsDirOption = None,
     sort: _Sort = None,
 ) -> None:
-    """Write a page of all points: their losses, settings against what came of them, and the table.
+    """Write a page of all points: their losses, the result over each setting, and the table.
 
     Example:
 
         glmforge sweep page lr --out lr.html
     """
-    from glmforge.report.sweep_page import write_sweep_page
-    from glmforge_ops.jobs.sweep.results import view_of
+    from glmforge_ops.jobs.sweep.results import write_page
 
     sweep = _open(name, jobs_dir)
     record = sweep.record
     lead = f"{len(record.points):,} points of {record.config}, made {record.created:%Y-%m-%d %H:%M} UTC"
-    write_sweep_page(view_of(record.name, lead, sweep.results(), record.differing(), sort), out)
+    write_page(name, lead, sweep.results(), record.differing(), sort, out)
     tell(f"{out}: {len(record.points):,} points")
 
 
 @app.command("resubmit")
-def resubmit(
-    name: _Name,
-    failed: Annotated[
-        bool, typer.Option("--failed", help="Those that failed only, not those cancelled, stopped or not begun.")
-    ] = False,
-    jobs_dir: JobsDirOption = None,
-    detach: DetachOption = False,
-) -> None:
-    """Submit again what has not finished and neither waits nor runs; runs go on from their last checkpoint.
+def resubmit(name: _Name, jobs_dir: JobsDirOption = None, detach: DetachOption = False) -> None:
+    """Submit again what has not finished and is not queued or running; runs go on from their last checkpoint.
 
     Without a scheduler the points are run from here, as many at once as the sweep says.
 
-    Examples:
+    Example:
 
         glmforge sweep resubmit lr
-
-        glmforge sweep resubmit lr --failed
     """
-    start(_open(name, jobs_dir), failed_only=failed, detach=detach)
+    go_on(_open(name, jobs_dir), "sweep", detach=detach)
 
 
 @app.command("cancel")
@@ -121,27 +110,6 @@ def cancel(name: _Name, jobs_dir: JobsDirOption = None) -> None:
     """
     cancelled = _open(name, jobs_dir).cancel()
     tell(f"{name}: {len(cancelled):,} points cancelled" if cancelled else f"{name}: no point waits or runs")
-
-
-def start(sweep: "Sweep", *, failed_only: bool, detach: bool, as_json: bool = False) -> None:
-    """Submit the points that are to run, or run them from here."""
-    name = sweep.root.name
-    submitted = sweep.submit_array(failed_only=failed_only) if sweep.is_array else []
-    if as_json:
-        points = [
-            {"name": job.name, "submission": job.submission, "settings": point.settings}
-            for point, job in zip(sweep.record.points, sweep.jobs(), strict=True)
-        ]
-        launcher = sweep.record.launcher
-        typer.echo(json.dumps({"name": name, "directory": str(sweep.root), "launcher": launcher, "points": points}))
-    if sweep.is_array:
-        tell(f"{len(submitted):,} points submitted" if submitted else f"{name}: nothing is left to submit")
-        tell(f"Next: glmforge sweep show {name}")
-    elif detach:
-        go_on_detached(["sweep", "resubmit", *(["--failed"] if failed_only else [])], sweep.root)
-    else:
-        ended = sweep.run_points(lambda job, words: tell(f"{job}: {words}"), failed_only=failed_only)
-        tell_how_many_finished("sweep", name, "points", ended.values(), len(ended))
 
 
 def _open(name: str, jobs_dir: Path | None) -> "Sweep":

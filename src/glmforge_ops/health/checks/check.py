@@ -1,4 +1,4 @@
-"""What a check is and what it says. This module goes to nodes together with the modules of checks.
+"""What a check is, and how it reports. This module goes to nodes together with the modules of checks.
 
 A module of checks holds both sides of a subject. A gathering function runs on the node, gets cluster.yaml as a
 dictionary and returns plain JSON values; a check judges them here, on the machine that asks:
@@ -8,29 +8,28 @@ dictionary and returns plain JSON values; a check judges them here, on the machi
 
     rule("limits.files", "quick", limits, "open files of a process", "open_files", least="fd-limit", fix="ulimit -n")
 
-`rule` holds one value of a node, or of each thing on it, against a limit; `judge` sees the facts of one node, `compare`
-one value of each node together, `act` a session in which nodes call functions with arguments. A module is sent as it
-stands, so at module level it imports only the standard library, this module, `node` and other subjects. Facts are not
-trusted: nonsense (`NONSENSE`) fails the check on that node alone.
+`rule` judges one value of a node, or of each thing on it; `compare` one value of each node together; `act` a session in
+which nodes call functions with arguments. A module is sent as it stands, so at module level it imports only the
+standard library, this module, `node` and other subjects. Facts are not trusted: nonsense (`NONSENSE`) fails the check
+on that node alone.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
-from statistics import median
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from glmforge.config.cluster import ClusterConfig
     from glmforge.runtime.hostfile import HostLine
-    from glmforge_ops.health.checks.thresholds import Threshold, Thresholds
-    from glmforge_ops.hosts.fanout import Answer
+    from glmforge_ops.health.checks.thresholds import Thresholds
 
 NONSENSE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
-"""What reading facts raises that are not what they should be."""
+"""What reading malformed facts raises."""
 
 UNLIMITED = 1e18
 """As a value of a node."""
@@ -72,52 +71,43 @@ class Outcome:
     fix: str = ""
 
 
-def passed(value: str, threshold: str = "") -> Outcome:
-    """As it should be."""
-    return Outcome(Status.PASS, value, threshold)
-
-
-def warning(value: str, threshold: str, fix: str) -> Outcome:
-    """A job can run, but should not have to."""
-    return Outcome(Status.WARNING, value, threshold, fix)
-
-
-def failed(value: str, threshold: str, fix: str) -> Outcome:
-    """A job would fail, hang or be slow."""
-    return Outcome(Status.FAIL, value, threshold, fix)
+passed = partial(Outcome, Status.PASS)
+warning = partial(Outcome, Status.WARNING)
+"""A job can run, but should not have to."""
+failed = partial(Outcome, Status.FAIL)
+"""A job would fail, hang or be slow."""
 
 
 def skipped(reason: str, fix: str = "") -> Outcome:
-    """Nothing was found out."""
+    """The check could not run."""
     return Outcome(Status.SKIPPED, reason, fix=fix)
 
 
 def unknown(reason: object) -> Outcome:
     """The node gave no facts, or nonsense."""
-    return failed(f"nothing is known: {str(reason)[:300]}", "", "run 'glmforge cluster check --local' there")
+    return failed(f"no usable answer: {str(reason)[:300]}", "", "run 'glmforge cluster check --local' there")
 
 
-def worst(outcomes: Iterable[Outcome]) -> Outcome:
-    """The worst of several; the first of equals."""
-    order = list(Status)
-    return max(outcomes, key=lambda outcome: order.index(outcome.status))
+def held(is_good: bool, value: str, threshold: str, fix: str, bad: Callable[..., Outcome] = failed) -> Outcome:
+    """Passed, or else `bad`."""
+    return passed(value, threshold) if is_good else bad(value, threshold, fix)
 
 
 def together(parts: Mapping[str, Outcome], none: str) -> Outcome:
-    """One verdict over several things of a node, by name: each GPU, each port. All that are as bad as the worst are
-    named; what is not known keeps the whole from passing.
+    """One verdict over several things of a node, by name: each GPU, each port. It names all that are as bad as the
+    worst; one that is unknown keeps the whole from passing.
     """
     if not parts:
         return skipped(none)
-    bad = worst(parts.values())
+    worst = max(parts.values(), key=lambda outcome: list(Status).index(outcome.status))
     by_value: dict[str, list[str]] = {}
     for name, outcome in parts.items():
-        if outcome.status is bad.status:
+        if outcome.status is worst.status:
             by_value.setdefault(outcome.value, []).append(name)
-    told = list(by_value)
-    if bad.status is not Status.PASS:
-        told = [f"{', '.join(names[:8])}{' ...' if names[8:] else ''}: {value}" for value, names in by_value.items()]
-    return replace(bad, value="; ".join(told[:4]) + (f" and {len(told) - 4} more" if told[4:] else ""))
+    shown = list(by_value)
+    if worst.status is not Status.PASS:
+        shown = [f"{', '.join(names[:8])}{' ...' if names[8:] else ''}: {value}" for value, names in by_value.items()]
+    return replace(worst, value="; ".join(shown[:4]) + (f" and {len(shown) - 4} more" if shown[4:] else ""))
 
 
 @dataclass(frozen=True)
@@ -134,48 +124,44 @@ class Context:
         assert row is not None, f"{name} has no row for all devices"
         return row.value
 
-    def find(self, name: str, device: str) -> Threshold | None:
-        """The threshold for a device or link; None if nothing is known of it."""
-        return self.thresholds.find(name, device)
 
-
-Answers = tuple[dict[str, Facts], dict[str, Outcome]]
-"""Facts by host, and the failures of hosts that gave none."""
+Answers = Mapping[str, Facts | Outcome]
+"""Facts by host; an outcome says why a host gave none."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """The machines that answered, what they said, and the way to ask them more.
+    """The machines that answered, their facts, and the way to ask them more.
 
     Attributes:
-        facts: by host and gathering function; a text says why there are none.
+        facts: by host and gathering function.
         ask: has each host call a function of a module of checks with arguments of its own; the limit in seconds.
-        shell: runs a script on each host.
     """
 
     context: Context
-    hosts: list[str]
-    facts: Mapping[str, Mapping[Gather, Facts | str]]
-    ask: Callable[[Gather, Mapping[str, Mapping[str, Any]], float], Answers]
-    shell: Callable[[Mapping[str, str], float], Mapping[str, Answer]]
+    facts: Mapping[str, Mapping[Gather, Facts | Outcome]]
+    ask: Callable[[Gather, Mapping[str, Facts], float], Answers]
+
+    @property
+    def hosts(self) -> list[str]:
+        """In the order in which they were given."""
+        return list(self.facts)
 
     def known(self, gather: Gather) -> Answers:
         """What a gathering function found on each host."""
-        found = {host: of_host.get(gather, "no answer") for host, of_host in self.facts.items()}
-        facts = {host: one for host, one in found.items() if not isinstance(one, str)}
-        return facts, {host: unknown(one) for host, one in found.items() if isinstance(one, str)}
+        return {host: of_host.get(gather, unknown("not asked")) for host, of_host in self.facts.items()}
 
     def everywhere(self, outcome: Outcome) -> dict[str, Outcome]:
         """The same for all hosts."""
-        return dict.fromkeys(self.hosts, outcome)
+        return dict.fromkeys(self.facts, outcome)
 
 
 def judge_each(answers: Answers, judge: Callable[[str, Facts], Outcome]) -> dict[str, Outcome]:
     """The verdict on each host; nonsense is a failure there."""
-    outcomes = dict(answers[1])
-    for host, facts in answers[0].items():
+    outcomes = {}
+    for host, facts in answers.items():
         try:
-            outcomes[host] = judge(host, facts)
+            outcomes[host] = facts if isinstance(facts, Outcome) else judge(host, facts)
         except NONSENSE as error:
             outcomes[host] = unknown(f"{type(error).__name__}: {error}")
     return outcomes
@@ -183,7 +169,7 @@ def judge_each(answers: Answers, judge: Callable[[str, Facts], Outcome]) -> dict
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that is found out about every machine; `name` is "subject.thing"."""
+    """One property that is tested on every machine; `name` is "subject.thing"."""
 
     name: str
     about: str
@@ -196,7 +182,6 @@ CHECKS: list[Check] = []
 """Those of the modules that were imported."""
 
 Act = Callable[[Session], Mapping[str, Outcome]]
-Judge = Callable[[Any, Context], Outcome]
 Read = Callable[[Any, Context], Any]
 Together = Callable[[dict[str, Any], Context], Mapping[str, Outcome]]
 
@@ -211,35 +196,17 @@ def act(name: str, level: str, gather: Gather | None, about: str) -> Callable[[A
     return register
 
 
-def judge(
-    name: str, level: str, gather: Gather, about: str, each: Read | None = None, none: str = ""
-) -> Callable[[Judge], Judge]:
-    """A check of one node's facts; or of each of the things by name that `each` finds in them."""
-
-    def register(function: Judge) -> Judge:
-        def judge_node(facts: Facts, context: Context) -> Outcome:
-            if each is None:
-                return function(facts, context)
-            return together({key: function(one, context) for key, one in each(facts, context).items()}, none)
-
-        act(name, level, gather, about)(
-            lambda session: judge_each(session.known(gather), lambda _, facts: judge_node(facts, session.context))
-        )
-        return function
-
-    return register
-
-
 def rule(
-    name: str, level: str, gather: Gather, about: str, read: str | Read, fix: str, *,
+    name: str, level: str, gather: Gather, about: str, read: str | Read, fix: str = "", *,
     least: str = "", most: str = "", want: Any = None, bad: Callable[[str, str, str], Outcome] = warning,
     each: Read | None = None, none: str = "", absent: str = "not reported", device: str = "",
 ) -> None:  # fmt: skip
     """A check that a value is at least or at most a limit, or as wanted (a value, or what gives it).
 
     Args:
-        read: gives the value, or names the fact; None is skipped as `absent`.
+        read: gives the value or the outcome, or names the fact; None is skipped as `absent`.
         fix, least, most: may hold fields of the facts, as in "chmod {path}".
+        each: finds several things by name in the facts, each of which is judged; `none`: what to say without any.
         device: names the fact by which the limit's row is found.
     """
 
@@ -251,15 +218,25 @@ def rule(
             wanted = want(facts, context) if callable(want) else want
             return passed(f"{value}") if value == wanted else bad(f"{value}", f"{wanted}", fix.format_map(facts))
         kind = f"{facts[device]}" if device else ""
-        row = context.find((least or most).format_map(facts), kind)
+        limit = (least or most).format_map(facts)
+        row = context.thresholds.find(limit, kind)
         if row is None:
-            return skipped(f"{_short(value)}; no limit is known for {kind}", f"set thresholds: {least or most}")
+            return skipped(f"{_short(value)}; no limit is known for {kind}", f"set thresholds: {limit}")
         threshold = f"at {'least' if least else 'most'} {row.value:,g} {row.unit}"
         shown = "unlimited" if value >= UNLIMITED else f"{_short(value)} {row.unit}"
         is_good = value >= row.value if least else value <= row.value
-        return passed(shown, threshold) if is_good else bad(shown, threshold, fix.format_map(facts))
+        return held(is_good, shown, threshold, fix.format_map(facts), bad)
 
-    judge(name, level, gather, about, each, none)(hold)
+    def run(session: Session) -> dict[str, Outcome]:
+        def judge_node(_: str, facts: Facts) -> Outcome:
+            if each is None:
+                return hold(facts, session.context)
+            parts = each(facts, session.context)
+            return together({key: hold(one, session.context) for key, one in parts.items()}, none)
+
+        return judge_each(session.known(gather), judge_node)
+
+    act(name, level, gather, about)(run)
 
 
 def _short(value: float) -> str:
@@ -267,33 +244,30 @@ def _short(value: float) -> str:
 
 
 def compare(
-    name: str, level: str, gather: Gather, about: str, read: Read, absent: str = "not reported", kind: Any = str
-) -> Callable[[Together], Together]:
+    name: str, level: str, gather: Gather, about: str, read: Read, judge: Together, absent: str = "not reported",
+    kind: Any = str,
+) -> None:  # fmt: skip
     """A check of what `read` finds on each node, a `kind`, of all together; where it finds None the node is skipped."""
 
-    def register(function: Together) -> Together:
-        def run(session: Session) -> Mapping[str, Outcome]:
-            values: dict[str, Any] = {}
+    def run(session: Session) -> Mapping[str, Outcome]:
+        values: dict[str, Any] = {}
 
-            def keep(host: str, facts: Facts) -> Outcome:
-                value = read(facts, session.context)
-                if not isinstance(value, kind) and value is not None:
-                    raise TypeError(f"{value!r:.100}")
-                if value is not None:
-                    values[host] = value
-                return skipped(absent)
+        def keep(host: str, facts: Facts) -> Outcome:
+            value = read(facts, session.context)
+            if not isinstance(value, kind) and value is not None:
+                raise TypeError(f"{value!r:.100}")
+            if value is not None:
+                values[host] = value
+            return skipped(absent)
 
-            return judge_each(session.known(gather), keep) | dict(function(values, session.context))
+        return judge_each(session.known(gather), keep) | dict(judge(values, session.context))
 
-        act(name, level, gather, about)(run)
-        return function
-
-    return register
+    act(name, level, gather, about)(run)
 
 
 def alike(name: str, level: str, gather: Gather, about: str, read: Read, fix: str, absent: str = "not there") -> None:
     """A check that `read` finds the same text on all nodes; {expected} in `fix` is what most of them have."""
-    compare(name, level, gather, about, read, absent)(lambda values, _: equal_values(values, fix))
+    compare(name, level, gather, about, read, lambda values, _: equal_values(values, fix), absent)
 
 
 def equal_values(values: Mapping[str, str], fix: str, expected: str | None = None) -> dict[str, Outcome]:
@@ -305,22 +279,6 @@ def equal_values(values: Mapping[str, str], fix: str, expected: str | None = Non
     threshold = "equal on all nodes" if right is None else right if expected else f"{right}, as on the others"
     bad = {value: failed(value, threshold, fix.format(expected=right or "the same")) for value in values.values()}
     return {host: passed(value, threshold) if value == right else bad[value] for host, value in values.items()}
-
-
-def usual_size(values: Mapping[str, float], share: float, unit: str, fix: str) -> dict[str, Outcome]:
-    """Sizes in `unit` that should be at least `share` of the median."""
-    usual = median(values.values()) if values else 0.0
-    if len(values) == 1:
-        return {host: skipped(f"{usual:,.0f} {unit}, with nothing to compare it with") for host in values}
-    threshold = f"{usual:,.0f} {unit}, as most nodes"
-    shown = {host: f"{size:,.0f} {unit}" for host, size in values.items()}
-    return {host: passed(shown[host], threshold) if size >= share * usual else failed(shown[host], threshold, fix)
-            for host, size in values.items()}  # fmt: skip
-
-
-def ring(hosts: Sequence[str]) -> dict[str, str]:
-    """The next one of each host; empty for a single one."""
-    return dict(zip(hosts, [*hosts[1:], hosts[0]], strict=True)) if len(hosts) > 1 else {}
 
 
 def name_of(host: str) -> str:

@@ -30,16 +30,31 @@ def there(cluster: Facts) -> dict[str, Any]:
 
 def samples(cluster: Facts) -> dict[str, Any]:
     """Size and hash of the first, middle and last block of each file, as far as twelve seconds go."""
-    deadline = time.monotonic() + 12.0
-    return {"files": [[f"{path}/{name}", found] for path in cluster["data_paths"]
-                      for name, file in list_files(path)[:5000] if (found := _sample(file, deadline))]}  # fmt: skip
+    return _survey(cluster, 12.0, lambda size: [0, max(0, size // 2 - _BLOCK // 2), max(0, size - _BLOCK)], _BLOCK)
 
 
 def whole(cluster: Facts) -> dict[str, Any]:
-    """Hash of all of each file, as far as fifteen seconds go; all nodes go in the same order."""
-    deadline = time.monotonic() + 15.0
-    return {"files": [[f"{path}/{name}", found] for path in cluster["data_paths"]
-                      for name, file in list_files(path) if (found := _hash(file, deadline))]}  # fmt: skip
+    """Size and hash of all of each file, as far as ten minutes go."""
+    return _survey(cluster, 600.0, lambda size: range(0, size, _CHUNK), _CHUNK)
+
+
+def _survey(cluster: Facts, limit_s: float, starts: Any, block: int) -> dict[str, Any]:
+    """ "SIZE HASH" of each file, with - for a hash that there was no time for."""
+    deadline, found = time.monotonic() + limit_s, []
+    for path in cluster["data_paths"]:
+        for name, file in list_files(path)[:20_000]:
+            try:
+                size, digest = os.path.getsize(file), hashlib.blake2b(digest_size=8)
+                with open(file, "rb", buffering=0) as stream:
+                    for start in starts(size):
+                        stream.seek(start)
+                        digest.update(stream.read(block))
+                        if time.monotonic() > deadline:
+                            break
+            except OSError:  # data.there reports it
+                continue
+            found.append([f"{path}/{name}", f"{size} {'-' if time.monotonic() > deadline else digest.hexdigest()}"])
+    return {"files": found}
 
 
 def list_files(path: str) -> list[tuple[str, str]]:
@@ -52,82 +67,53 @@ def list_files(path: str) -> list[tuple[str, str]]:
     return sorted((os.path.relpath(file, path), file) for file in files if os.path.isfile(file))
 
 
-def _sample(file: str, deadline: float) -> str | None:
-    """ "SIZE HASH", with - for what there was no time to read."""
-    try:
-        size, digest = os.path.getsize(file), hashlib.blake2b(digest_size=8)
-        if time.monotonic() > deadline:
-            return f"{size} -"
-        with open(file, "rb", buffering=0) as stream:
-            for start in sorted({0, max(0, size // 2 - _BLOCK // 2), max(0, size - _BLOCK)}):
-                stream.seek(start)
-                digest.update(stream.read(_BLOCK))
-    except OSError:
-        return None  # data.there tells
-    return f"{size} {digest.hexdigest()}"
-
-
-def _hash(file: str, deadline: float) -> str | None:
-    digest = hashlib.blake2b(digest_size=16)
-    try:
-        with open(file, "rb", buffering=0) as stream:
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
-                if time.monotonic() > deadline:
-                    return None
-    except OSError:
-        return None
-    return digest.hexdigest()
-
-
 rule("data.there", "quick", there, "data_paths hold files that can be read", "state", want="readable", bad=failed,
      fix="mount it, or copy it there (glmforge cluster stage), and let this user read it: chmod -R a+rX",
      absent="no data_paths are given")  # fmt: skip
 
 
-def _survey(facts: Facts, context: Context) -> dict[str, str] | None:
+def _files(facts: Facts, context: Context) -> dict[str, str] | None:
     return {f"{name}": f"{found}" for name, found in facts["files"]} or None
 
 
-@compare("data.equal", "standard", samples, "data_paths are the same on all nodes, by samples", _survey, _ABSENT, dict)
 def equal(values: dict[str, dict[str, str]], context: Context) -> dict[str, Outcome]:
-    """Names, sizes and some blocks of each file."""
-    return _compare(values, "names, sizes and blocks of {:,} files", is_complete=True)
-
-
-@compare("data.whole", "thorough", whole, "data_paths are the same on all nodes, byte for byte", _survey, _ABSENT, dict)
-def equal_bytes(values: dict[str, dict[str, str]], context: Context) -> dict[str, Outcome]:
-    """Every byte, of as many files as every node could read in its time."""
-    return _compare(values, "every byte of {:,} files", is_complete=False)
-
-
-def _compare(surveys: dict[str, dict[str, str]], words: str, is_complete: bool) -> dict[str, Outcome]:
     """Against what most nodes have of each file that at least half of them have."""
-    if len(surveys) < 2:
-        return dict.fromkeys(surveys, skipped("takes two nodes that have the data"))
+    if len(values) < 2:
+        return dict.fromkeys(values, skipped("takes two nodes that have the data"))
     counts: dict[str, Counter[str]] = {}
-    for name, found in (file for survey in surveys.values() for file in survey.items()):
+    for name, found in (file for files in values.values() for file in files.items()):
         counts.setdefault(name, Counter())[found] += 1
-    usual = {name: [*found.most_common(2), ("", 0)] for name, found in counts.items()
-             if not is_complete or 2 * found.total() >= len(surveys)}  # fmt: skip
+    usual = {name: _most(found) for name, found in counts.items() if 2 * found.total() >= len(values)}
     fix = "copy it again, and compare checksums: glmforge cluster stage"
 
-    def judge_survey(survey: dict[str, str]) -> Outcome:
-        for name, ranked in usual.items():
-            if name not in survey and is_complete:
+    def judge_files(files: dict[str, str]) -> Outcome:
+        for name, found in usual.items():
+            if name not in files:
                 return failed(f"{name} is missing", _EQUAL, fix)
-            is_tied = ranked[0][1] == ranked[1][1]
-            if name in survey and (is_tied or not _agree(survey[name], ranked[0][0])):
+            if found is None or not _agree(files[name], found):
                 return failed(f"{name} differs", _EQUAL, fix)
-        extra = next((name for name in survey if name not in usual), None)
+        extra = next((name for name in files if name not in usual), None)
         if extra is not None:
             return failed(f"{extra} is on few nodes only", _EQUAL, "remove it, or copy it to the others")
-        return passed(words.format(len(usual)), _EQUAL)
+        num_hashed = sum(not found.endswith("-") for found in files.values())
+        return passed(f"{len(files):,} files, of {num_hashed:,} the content", _EQUAL)
 
-    return {host: judge_survey(survey) for host, survey in surveys.items()}
+    return {host: judge_files(files) for host, files in values.items()}
+
+
+def _most(found: Counter[str]) -> str | None:
+    """What most nodes have, where hashes are known; None without a majority."""
+    ranked = [each for each in found.most_common() if not each[0].endswith("-")] or found.most_common()
+    return None if len(ranked) > 1 and ranked[0][1] == ranked[1][1] else ranked[0][0]
 
 
 def _agree(found: str, usual: str) -> bool:
-    """A dash stands for a hash that there was no time for."""
+    """Sizes are equal, and hashes where both are known."""
     (size, _, digest), (usual_size, _, usual_digest) = found.partition(" "), usual.partition(" ")
     return size == usual_size and (digest == usual_digest or "-" in (digest, usual_digest))
+
+
+compare("data.equal", "standard", samples, "data_paths are the same on all nodes, by samples", _files, equal, _ABSENT,
+        dict)  # fmt: skip
+compare("data.whole", "thorough", whole, "data_paths are the same on all nodes, byte for byte", _files, equal, _ABSENT,
+        dict)  # fmt: skip

@@ -1,41 +1,40 @@
-"""The network: a node's interface, names, and TCP between nodes: the master's port, bandwidth, round trip."""
+"""The network: a node's interface, names, ssh and TCP between nodes: the master's port, bandwidth, round trip."""
 
 from __future__ import annotations
 
 import fcntl
-import json
+import math
 import os
 import secrets
-import signal
 import socket
 import struct
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any
 
 from glmforge_ops.health.checks.check import (
     Answers,
-    Context,
     Facts,
     Outcome,
     Session,
     act,
     alike,
     failed,
+    held,
     judge_each,
     name_of,
     passed,
-    ring,
     rule,
     skipped,
     warning,
-)  # fmt: skip
-from glmforge_ops.health.checks.node import read_number, read_text, stat_of
-from glmforge_ops.health.checks.storage import start_together, wait_together
+)
+from glmforge_ops.health.checks.node import call, read_number, read_text
 
-_CHUNK = 1 << 20
+_CHUNK, _TRIPS, _PATIENCE_S = 1 << 20, 100, 30.0
 _FIREWALL = "a firewall drops it: nft list ruleset, iptables -L -n; ranks meet on ports of all kinds"
 
 
@@ -46,45 +45,30 @@ def interface(cluster: Facts) -> dict[str, Any]:
     is_up = read_text(f"{net}/operstate") in ("up", "unknown") and read_text(f"{net}/carrier") != "0"
     address, speed = address_of(f"{name}"), read_number(f"{net}/speed") or 0.0
     state = "is not there" if not os.path.isdir(net) else "is down" if not is_up else "up" if address else "no address"
-    packets, errors, drops = (
-        sum(read_number(f"{net}/statistics/{way}_{what}") or 0 for way in ("rx", "tx"))
-        for what in ("packets", "errors", "dropped")
-    )
-    first, last = (read_text("/proc/sys/net/ipv4/ip_local_port_range") or "0 65535").split()
+    packets, errors = (sum(read_number(f"{net}/statistics/{way}_{what}") or 0 for way in ("rx", "tx"))
+                       for what in ("packets", "errors"))  # fmt: skip
     return {"name": name, "state": f"{name} {state}", "address": address, "mtu": read_number(f"{net}/mtu"),
             "speed": speed if speed > 0 else None, "is_virtual": not os.path.exists(f"{net}/device"),
-            "errors": 1e6 * errors / packets if packets else 0.0, "drops": drops,
-            "ephemeral": [int(first), int(last)]}  # fmt: skip
+            "errors": 1e6 * errors / packets if packets else 0.0}  # fmt: skip
 
 
 def address_of(name: str) -> str | None:
     """The IPv4 address of an interface."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-        try:
-            said = fcntl.ioctl(asking.fileno(), 0x8915, struct.pack("256s", name[:15].encode()))  # SIOCGIFADDR
-        except OSError:
-            return None
-    return socket.inet_ntoa(said[20:24])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, suppress(OSError):
+        said = fcntl.ioctl(asking.fileno(), 0x8915, struct.pack("256s", name[:15].encode()))  # SIOCGIFADDR
+        return socket.inet_ntoa(said[20:24])
+    return None
 
 
 def interface_to(peer: str | None) -> str | None:
     """The interface of the route to `peer`, or else of the default route, or else the only one; nothing is sent."""
     names = {address: name for _, name in socket.if_nameindex() if name != "lo" and (address := address_of(name))}
     for to in (peer, "192.0.2.1"):
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
-            try:
-                asking.connect((to or "", 9))
-                if (found := names.get(asking.getsockname()[0])) is not None:
-                    return found
-            except OSError:
-                continue
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, suppress(OSError):
+            asking.connect((to or "", 9))
+            if (found := names.get(asking.getsockname()[0])) is not None:
+                return found
     return next(iter(names.values()), None)
-
-
-def _ephemeral(facts: Facts, context: Context) -> str:
-    (first, last), port = facts["ephemeral"], context.cluster.master_port
-    enough = last - first + 1 >= context.limit("ephemeral-ports")
-    return f"{first} to {last}" if not enough else f"with master_port {port}" if first <= port <= last else "enough"
 
 
 # fmt: off
@@ -96,9 +80,7 @@ alike("network.mtu", "standard", interface, "MTU as on the other nodes", lambda 
 alike("network.speed", "standard", interface, "link speed (Mbit/s) as on the other nodes",
       lambda facts, _: facts["speed"] and f"{facts['speed']:g}", "look at cable, transceiver and switch port: ethtool")
 rule("network.errors", "standard", interface, "errors of the interface", "errors", most="network-errors",
-     fix="look at cable and transceiver: ethtool -S {name}; does the count still rise? {drops} packets were dropped")
-rule("network.ephemeral", "standard", interface, "ports for outgoing connections, master_port not among them",
-     _ephemeral, want="enough", fix="sysctl -w net.ipv4.ip_local_port_range='32768 60999'; a master_port outside of it")
+     fix="look at cable and transceiver: does the count of 'ethtool -S {name}' still rise?")
 # fmt: on
 
 
@@ -123,21 +105,21 @@ def names(session: Session) -> dict[str, Outcome]:
     for at, host in enumerate(hosts):
         known = hosts if len(hosts) <= 64 else [hosts[0], hosts[at - 1], host, hosts[(at + 1) % len(hosts)]]
         given[host] = {"names": list(dict.fromkeys(map(name_of, known)))}
-    told = session.ask(resolve, given, 40.0) if hosts else ({}, {})
+    answers = session.ask(resolve, given, 40.0) if hosts else {}
     counts: dict[str, Counter[str]] = {}
 
     def count(host: str, facts: Facts) -> Outcome:
         for name, address in facts["names"].items():
-            if address is not None and _trouble(address) is None:
+            if _trouble(address) is None:
                 counts.setdefault(name, Counter())[address] += 1
         return passed("")
 
-    judge_each(told, count)
+    judge_each(answers, count)
     usual = {name: of_name.most_common(1)[0][0] for name, of_name in counts.items()}
 
     def judge_names(host: str, facts: Facts) -> Outcome:
         for name, address in facts["names"].items():
-            trouble = "is not known there" if address is None else _trouble(address)
+            trouble = _trouble(address)
             if trouble is None and address != usual[name]:
                 trouble = f"is {address} there, {usual[name]} on the others"
             if trouble is not None:
@@ -145,220 +127,216 @@ def names(session: Session) -> dict[str, Outcome]:
                 return failed(f"{name} {trouble}", "every name known, by one address", fix)
         return passed(f"{len(facts['names'])} names known")
 
-    return session.everywhere(skipped("this machine was asked alone")) | judge_each(told, judge_names)
+    return session.everywhere(skipped("takes the nodes' names")) | judge_each(answers, judge_names)
 
 
-def _trouble(address: str) -> str | None:
+def _trouble(address: str | None) -> str | None:
     """Why others cannot reach a name's first address."""
+    if address is None:
+        return "is not known there"
     parsed = ip_address(address.partition("%")[0])
     is_local = parsed.is_loopback or (parsed.version == 6 and parsed.is_link_local)
     return f"is {address} there, which others cannot reach" if is_local else None
 
 
-def listen(cluster: Facts, arguments: Facts) -> dict[str, Any]:
-    """Leave a listener behind, which ends by itself after four minutes; its port, or why there is none."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    name = cluster["interface"] or interface_to(arguments["peer"])
-    try:
-        listener.bind(("", arguments["port"]))
-        listener.listen(4096)
-    except OSError as error:
-        return {"port": None, "reason": error.strerror}
-    pid = os.fork()
-    if pid == 0:
+def talk(cluster: Facts, arguments: Facts) -> dict[str, Any]:
+    """Answer `callers` other nodes at `port`, and measure the way to the node at `to`; both at the same time."""
+    server, callers = None, arguments["callers"]
+    if callers is not None:
         try:
-            os.setsid()
-            signal.alarm(240)  # the end, whatever happens
-            os.closerange(3, listener.fileno())
-            os.closerange(listener.fileno() + 1, 1024)
-            while True:
-                connection, _ = listener.accept()
-                threading.Thread(target=_answer, args=(connection, arguments["token"]), daemon=True).start()
-        finally:
-            os._exit(0)
-    return {"port": listener.getsockname()[1], "address": address_of(name) if name else None, "pid": pid,
-            "began": stat_of(pid)[19]}  # fmt: skip
+            listener = socket.create_server(("", arguments["port"]), backlog=4096)
+        except OSError as error:
+            return {"taken": os.strerror(error.errno or 0)}
+        server = threading.Thread(target=_serve, args=(listener, arguments["token"], callers))
+        server.start()
+    found = {} if arguments["to"] is None else _measure(arguments)
+    if server is not None:
+        server.join()
+    return found
 
 
-def stop(cluster: Facts, arguments: Facts) -> dict[str, Any]:
-    """End the listener, unless its process id is another process's by now."""
-    if stat_of(arguments["pid"])[19:20] == [arguments["began"]]:
-        os.kill(arguments["pid"], signal.SIGKILL)
-    return {}
+def _serve(listener: socket.socket, token: str, callers: int) -> None:
+    threads: list[threading.Thread] = []
+    listener.settimeout(_PATIENCE_S)
+    with listener, suppress(TimeoutError):
+        while len(threads) < callers:
+            threads.append(threading.Thread(target=_answer, args=(listener.accept()[0], token)))
+            threads[-1].start()
+    for thread in threads:
+        thread.join()
 
 
 def _answer(connection: socket.socket, token: str) -> None:
-    """The token first; then what the other asks for: its bytes counted, or each of them sent back."""
-    with connection:
+    """The token; some bytes sent back; then Gbit/s of what follows, counted where it arrives."""
+    with connection, suppress(OSError):  # the caller reports it
+        connection.settimeout(_PATIENCE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.sendall(token.encode() + b"\n")
+        for _ in range(_TRIPS):
+            connection.sendall(connection.recv(1) or b"x")
+        buffer, began, total = memoryview(bytearray(_CHUNK)), time.monotonic(), 0
+        while size := connection.recv_into(buffer):
+            began = time.monotonic() if total == 0 else began  # the other one waits for the common start
+            total += size
+        connection.sendall(b"%f" % (8e-9 * total / (time.monotonic() - began)))
+
+
+def _measure(arguments: Facts) -> dict[str, Any]:
+    """The other's token; with `start_at` also microseconds of a byte there and back, and Gbit/s of a second."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.sendall(token.encode() + b"\n")
-            what = connection.recv(1)
-            if what == b"c":
-                connection.sendall(json.dumps(_count(connection)).encode())
-            while what == b"e" and (byte := connection.recv(1)):
-                connection.sendall(byte)
-        except OSError:
-            return  # whoever asked reports it
-
-
-def _count(connection: socket.socket) -> float:
-    """Gbit/s in the best tenth of a second: counted where bytes arrive, no buffer makes a link look fast."""
-    buffer = memoryview(bytearray(_CHUNK))
-    began = start = time.monotonic()
-    total = in_window = 0
-    best = 0.0
-    while size := connection.recv_into(buffer):
-        now = time.monotonic()
-        total, in_window = total + size, in_window + size
-        if now - start >= 0.1:
-            best, start, in_window = max(best, in_window / (now - start)), now, 0
-    return 8e-9 * max(best, total / (time.monotonic() - began))
-
-
-def connect(cluster: Facts, arguments: Facts) -> dict[str, Any]:
-    """What is at a listener: its token; and, as asked, Gbit/s that arrive there or microseconds of a byte and back."""
-    try:
-        with socket.create_connection((arguments["address"], arguments["port"]), timeout=5.0) as connection:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.settimeout(60.0)
-            stream = connection.makefile("rb")
-            found = {"reason": None, "token": stream.readline().decode().strip()}
-            if arguments.get("start_at") is not None:
-                end, block = wait_together(arguments) + 1.0, bytes(_CHUNK)
-                connection.sendall(b"c")
+            with socket.create_connection((arguments["to"], arguments["port"]), timeout=5.0) as connection:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                stream, times = connection.makefile("rb"), []
+                token = stream.readline().decode().strip()
+                if arguments["start_at"] is None:
+                    return {"reason": None, "token": token}
+                for _ in range(_TRIPS):
+                    began = time.monotonic()
+                    connection.sendall(b"x")
+                    times += [time.monotonic() - began] if stream.read(1) else []
+                connection.settimeout(_PATIENCE_S)
+                time.sleep(max(0.0, min(arguments["start_at"] - time.time(), 10.0)))
+                end, block = time.monotonic() + 1.0, bytes(_CHUNK)
                 while time.monotonic() < end:
                     connection.sendall(block)
                 connection.shutdown(socket.SHUT_WR)
-                return found | {"rate": float(stream.read())}
-            times = []
-            connection.sendall(b"e")
-            for _ in range(100):
-                began = time.monotonic()
-                connection.sendall(b"x")
-                times += [time.monotonic() - began] if stream.read(1) else []
-            return found | {"trip": 1e6 * min(times)}
-    except (OSError, ValueError) as error:
-        reason = "no answer" if isinstance(error, TimeoutError) else getattr(error, "strerror", None) or str(error)
-        return {"reason": reason}
+                return {"reason": None, "token": token, "trip": 1e6 * min(times), "rate": float(stream.read())}
+        except ConnectionRefusedError as error:
+            if time.monotonic() > deadline:
+                return {"reason": error.strerror}
+            time.sleep(0.2)  # the other one has not started yet
+        except (OSError, ValueError) as error:
+            return {"reason": "no answer" if isinstance(error, TimeoutError) else str(error)}
 
 
-def _stop(session: Session, listeners: Answers) -> None:
-    """They would end by themselves, but only after minutes."""
-    given = {host: {"pid": facts["pid"], "began": facts["began"]}
-             for host, facts in listeners[0].items() if facts.get("pid") is not None}  # fmt: skip
-    if given:
-        session.ask(stop, given, 20.0)
+def _talk(session: Session, pairs: Mapping[str, str | None], port: int = 0, token: str = "") -> Answers:
+    """What each host of `pairs` finds at its other one; with a `token`, only that. A host without another listens."""
+    known, called = session.known(interface), Counter(pairs.values())
+    common = {"port": port or 20_000 + secrets.randbelow(8_000), "token": token,
+              "start_at": None if token else time.time() + 2.0 + 0.02 * len(pairs)}  # fmt: skip
+    arguments = {}
+    for host, to in pairs.items():
+        facts = known[to] if to is not None else {}
+        address = None if isinstance(facts, Outcome) else facts.get("address")
+        callers = called[host] if to is None or host in called else None
+        arguments[host] = common | {"callers": callers, "to": to and f"{address or name_of(to)}"}
+    return session.ask(talk, arguments, 3 * _PATIENCE_S)
 
 
-@act("network.port", "standard", None, "master_port is free on the master and reached from all")
+def _batches(hosts: list[str], most: int) -> list[list[str]]:
+    """Those that wait for each other must be asked at the same time."""
+    count = max(1, -(-len(hosts) // max(1, most)))
+    return [hosts[start::count] for start in range(count)]
+
+
+@act("network.port", "standard", interface, "master_port is free on the master and reached from all")
 def master_port(session: Session) -> dict[str, Outcome]:
-    """A listener on the first node, and a connection from each other one. What nobody reaches is the master's fault."""
-    cluster, free = session.context.cluster, "free on the master, reached by all"
+    """A listener on the first node, and a connection from each other one. If no node reaches it, the master fails."""
+    cluster, free, token = session.context.cluster, "free on the master, reached by all", secrets.token_hex(8)
     master = next((host for host in session.hosts if name_of(host) == cluster.master_addr), session.hosts[0])
-    others, port, token = [host for host in session.hosts if host != master], cluster.master_port, secrets.token_hex(8)
-    peer = name_of(others[0]) if others else None
-    told = session.ask(listen, {master: {"port": port, "token": token, "peer": peer}}, 20.0)
-    facts = told[0].get(master, {"port": None, "reason": "no answer"})
-    if facts["port"] is None:
-        fix = (
-            f"end what listens there: ss -ltnp sport = :{port} (a rank of an earlier job?); or take another master_port"
-        )
-        refused = told[1].get(master, failed(f"port {port}: {facts['reason']}", free, fix))
-        return session.everywhere(skipped(f"no listener on port {port} of {master}")) | {master: refused}
+    others, port = [host for host in session.hosts if host != master], cluster.master_port
 
-    def judge_reached(host: str, found: Facts) -> Outcome:
+    def judge_node(host: str, found: Facts) -> Outcome:
+        if host == master:
+            fix = f"end what listens there: ss -ltnp sport = :{port} (an earlier job?); or take another master_port"
+            return held("taken" not in found, f"port {port}: {found.get('taken', 'free')}", free, fix)
         if found["reason"] is not None:
             return failed(f"does not reach {master}:{port} ({found['reason']})", free, _FIREWALL)
         fix = "its address leads to another machine there: look at /etc/hosts, or at a port that is forwarded"
-        wrong = failed(f"something else answers at {master}:{port}", free, fix)
-        return passed(f"reaches port {port} of {master}", free) if found["token"] == token else wrong
+        is_right = found["token"] == token
+        return held(is_right, f"reaches {'' if is_right else 'something else at '}{master}:{port}", free, fix)
 
-    where = {"address": cluster.master_addr or facts["address"] or name_of(master), "port": port}
-    try:
-        reached = judge_each(session.ask(connect, dict.fromkeys(others, where), 20.0), judge_reached)
-    finally:
-        _stop(session, told)
-    lost = [outcome for outcome in reached.values() if outcome.fix]
-    if len(lost) > 1 and len(lost) == len(reached):
-        return dict.fromkeys(reached, skipped(f"nobody reaches port {port} of {master}")) | {master: lost[0]}
-    return reached | {master: passed(f"port {port} is free", free)}
-
-
-class _Pairs:
-    """Each node and its next in the list, with a listener on every one, on a port of the kernel's choice."""
-
-    def __init__(self, session: Session) -> None:
-        self.session, following = session, ring(session.hosts)
-        given = {host: {"port": 0, "token": "", "peer": name_of(to)} for host, to in following.items()}
-        self.listeners = session.ask(listen, given, 20.0) if given else ({}, {})
-        self.next = ring([host for host, facts in self.listeners[0].items() if facts.get("port") is not None])
-        self.outcomes = session.everywhere(skipped("takes two nodes")) | self.listeners[1]
-
-    def ask(self, hosts: list[str], **more: Any) -> dict[str, Facts]:
-        """What each host finds at its next one; whoever does not reach it fails."""
-        found, told = {}, {host: self.listeners[0][self.next[host]] for host in hosts}
-        where = {host: {"address": to["address"] or name_of(self.next[host]), "port": to["port"], **more}
-                 for host, to in told.items()}  # fmt: skip
-        answers, lost = self.session.ask(connect, where, 100.0)
-        self.outcomes |= lost
-        for host, facts in answers.items():
-            if facts.get("reason") is None:
-                found[host] = facts
-            else:
-                reason = f"does not reach {name_of(self.next[host])} ({facts['reason']})"
-                self.outcomes[host] = failed(reason, "reaches the next node", _FIREWALL)
-        return found
-
-    def __enter__(self) -> _Pairs:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        _stop(self.session, self.listeners)
+    outcomes: dict[str, Outcome] = {}
+    for batch in _batches(others, cluster.ssh.at_once - 1):
+        answers = _talk(session, {master: None, **dict.fromkeys(batch, master)}, port, token)
+        outcomes |= judge_each(answers, judge_node)
+        if outcomes[master].fix:
+            return session.everywhere(skipped(f"no listener on port {port} of {master}")) | {master: outcomes[master]}
+    lost = [outcomes[host] for host in others if outcomes[host].fix]
+    if len(lost) == len(others) > 1:
+        return session.everywhere(skipped(f"no node reaches port {port} of {master}")) | {master: lost[0]}
+    return outcomes
 
 
-@act("network.latency", "standard", None, "TCP round trip to the next node")
-def latency(session: Session) -> dict[str, Outcome]:
-    """The least of a hundred bytes there and back."""
-    most = session.context.limit("network-trip")
-    with _Pairs(session) as pairs:
-        found = pairs.ask(list(pairs.next))
-
-    def judge_trip(host: str, facts: Facts) -> Outcome:
-        value, threshold = f"{facts['trip']:,.0f} us to {name_of(pairs.next[host])} and back", f"at most {most:g} us"
-        fix = "look for a detour (traceroute), interrupt coalescing (ethtool -c) and a slow clock governor"
-        return passed(value, threshold) if facts["trip"] <= most else warning(value, threshold, fix)
-
-    return pairs.outcomes | judge_each((found, {}), judge_trip)
-
-
-@act("network.bandwidth", "standard", interface, "TCP to the next node, all at once, as fast as others")
+@act("network.bandwidth", "standard", interface, "TCP to the next node, all at once: round trip, and as fast as others")
 def bandwidth(session: Session) -> dict[str, Outcome]:
     """All at once; pairs that are slow then again, one after the other. Blamed are the nodes whose links explain the
     slow pairs: those slow in both directions, else the sender.
     """
-    share = session.context.limit("network-share")
-    with _Pairs(session) as pairs:
-        told = pairs.ask(list(pairs.next), **start_together(list(pairs.next)))
-        rates = {host: float(facts["rate"]) for host, facts in told.items()}
-        # What most links can do: with few pairs, one slow node makes many of them slow.
-        usual = sorted(rates.values(), reverse=True)[len(rates) // 4] if rates else 0.0
-        for host in [host for host, rate in rates.items() if rate < share * usual][:16]:
-            again = pairs.ask([host], **start_together([host]))
-            rates[host] = max([rates[host], *(float(facts["rate"]) for facts in again.values())])
+    share, most = session.context.limit("network-share"), session.context.limit("network-trip")
+    following: dict[str, str] = {}
+    rates: dict[str, float] = {}
+    trips: dict[str, float] = {}
+
+    def keep(host: str, facts: Facts) -> Outcome:
+        if "taken" in facts:
+            return skipped("a port for the measurement is taken; run it again")
+        if facts["reason"] is not None:
+            reason = f"does not reach {name_of(following[host])} ({facts['reason']})"
+            return failed(reason, "reaches the next node", _FIREWALL)
+        rate, trip = float(facts["rate"]), float(facts["trip"])
+        if not math.isfinite(rate + trip):
+            raise ValueError(f"{rate} Gbit/s, {trip} us")
+        rates[host], trips[host] = max(rates.get(host, 0.0), rate), min(trips.get(host, math.inf), trip)
+        return passed("")
+
+    outcomes = session.everywhere(skipped("takes two nodes"))
+    for batch in _batches(session.hosts, session.context.cluster.ssh.at_once):
+        if len(batch) > 1:
+            ring = dict(zip(batch, [*batch[1:], batch[0]], strict=True))
+            following |= ring
+            outcomes |= judge_each(_talk(session, ring), keep)
+    # What most links can do: with few pairs, one slow node makes many of them slow.
+    usual = sorted(rates.values(), reverse=True)[len(rates) // 4] if rates else 0.0
+    for host in [host for host, rate in rates.items() if rate < share * usual][:16]:
+        judge_each({host: _talk(session, {host: following[host], following[host]: None})[host]}, keep)
     slow = {host for host, rate in rates.items() if rate < share * usual}
-    both = {host for host in slow if any(pairs.next[other] == host for other in slow)}
-    guilty = both | {host for host in slow if pairs.next[host] not in both}
-    outcomes = dict(pairs.outcomes)
-    for host, rate in rates.items():
-        link = session.known(interface)[0].get(host, {})
-        # One stream of Python does not fill a fast link, and of virtual ones nobody knows the speed.
+    both = {host for host in slow if any(following[other] == host for other in slow)}
+    guilty = both | {host for host in slow if following[host] not in both}
+
+    def judge_rate(host: str, link: Facts) -> Outcome:
+        # One stream of Python does not fill a fast link, and of virtual ones the speed is not known.
         nominal = 0.0 if link.get("is_virtual", True) else (link["speed"] or 0.0) / 1e3
-        nominal *= session.context.limit("network-nominal")
-        least = min(nominal, session.context.limit("network-stream"))
-        value, threshold = f"{rate:.2f} Gbit/s to {name_of(pairs.next[host])}", f"at least {share:.0%} of {usual:.2f}"
-        fix = f"look at cable, switch port and speed of {host}: ethtool, network.speed, network.errors"
-        is_bad = host in guilty or (host not in slow and rate < least)
-        outcomes[host] = failed(value, threshold, fix) if is_bad else passed(value, threshold)
-    return outcomes
+        least = min(nominal * session.context.limit("network-nominal"), session.context.limit("network-stream"))
+        value = f"{rates[host]:.2f} Gbit/s, {trips[host]:,.0f} us to {name_of(following[host])} and back"
+        if host in guilty or (host not in slow and rates[host] < least):
+            fix = f"look at cable, switch port and speed of {host}: ethtool, network.speed, network.errors"
+            return failed(value, f"at least {share:.0%} of {usual:.2f} Gbit/s", fix)
+        fix = "look for a detour (traceroute), interrupt coalescing (ethtool -c) and a slow clock governor"
+        return held(trips[host] <= most, value, f"at most {most:g} us", fix, warning)
+
+    return outcomes | judge_each({host: session.known(interface)[host] for host in rates}, judge_rate)
+
+
+def reach(cluster: Facts, arguments: Facts) -> dict[str, Any]:
+    """Whether ssh gets to a node. It asks nothing, and accepts no unknown host key."""
+    status, _, said = call(*arguments["command"], limit_s=15)
+    return {"status": status, "said": said}
+
+
+@act("ssh.nodes", "standard", None, "each node reaches the next one by ssh")
+def nodes(session: Session) -> dict[str, Outcome]:
+    """In the order of the list; mpirun, DeepSpeed's launcher and staging need it."""
+    from glmforge.runtime.ssh import UNREACHABLE, explain_unreachable
+    from glmforge_ops.hosts.machines import ssh_of
+
+    if len(session.hosts) < 2:
+        return session.everywhere(skipped("takes two nodes"))
+    following = dict(zip(session.hosts, [*session.hosts[1:], session.hosts[0]], strict=True))
+
+    def judge_reached(host: str, facts: Facts) -> Outcome:
+        to, threshold = name_of(following[host]), "reaches the next node"
+        if facts["status"] == 0:
+            return passed(f"reaches {to}", threshold)
+        if facts["status"] != UNREACHABLE:
+            return failed(f"ssh to {to}: {facts['said']}", threshold, "apt-get install openssh-client")
+        meaning, fix = explain_unreachable(facts["said"])
+        if "glmforge cluster setup" in fix:
+            fix = "use what 'glmforge cluster setup' made: ssh.command (or --ssh) 'ssh -F OUT/ssh/config'"
+        return failed(f"ssh to {to}: {meaning}", threshold, fix)
+
+    ssh = ssh_of(session.context.cluster)
+    asked = {host: {"command": ssh.to(name_of(to), "true")} for host, to in following.items()}
+    return judge_each(session.ask(reach, asked, 20.0), judge_reached)

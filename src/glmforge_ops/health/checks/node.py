@@ -1,5 +1,5 @@
 """Runs on a node: calls the gathering functions that it is sent, each in a process of its own with a time limit, and
-holds what those functions share. One that hangs or dies costs the others nothing.
+holds what those functions share. One that hangs or dies does not affect the others.
 
 `GLMFORGE_PROBE_ROOT` stands for `/` if it is set, so that a test can give a node any hardware.
 """
@@ -10,6 +10,7 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,7 +35,7 @@ def main(program: bytes) -> None:
         exec(compile(source, name, "exec", dont_inherit=True), module.__dict__)
     answers = _gather(order)
     say({"answers": answers, "times": [started, time.time()]})
-    os._exit(0)  # whatever hangs
+    os._exit(0)  # without waiting for what hangs
 
 
 def _gather(order: dict[str, Any]) -> list[dict[str, Any]]:
@@ -44,7 +45,7 @@ def _gather(order: dict[str, Any]) -> list[dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     while running and time.monotonic() < deadline:
         for end in select.select([*running, 0], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            if end == 0:  # whoever asked is gone: standard input stays open as long as somebody waits
+            if end == 0:  # the asker is gone: standard input stays open as long as it waits
                 _kill(pid for _, pid, _ in running.values())
                 os._exit(1)
             index, _, said = running[end]
@@ -60,7 +61,7 @@ def _gather(order: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _start(order: dict[str, Any], index: int) -> tuple[int, tuple[int, int, bytearray]]:
-    """A process for one call: where it is heard, and its index, process id and words."""
+    """A process for one call: the pipe to read, and its index, process id and output."""
     hearing, speaking = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -78,10 +79,10 @@ def _start(order: dict[str, Any], index: int) -> tuple[int, tuple[int, int, byte
 
 
 def _call(order: dict[str, Any], module: str, function: str) -> bytes:
-    arguments = [order["arguments"]] if "arguments" in order else []
+    arguments = [order["arguments"]] if order.get("arguments") else []
     try:
         return json.dumps({"facts": getattr(sys.modules[module], function)(order["cluster"], *arguments)}).encode()
-    except Exception as error:  # noqa: BLE001  # whatever it is, it is this call's answer
+    except Exception as error:  # noqa: BLE001  # any error is this call's answer
         return json.dumps({"error": f"{type(error).__name__}: {error}"}).encode()
 
 
@@ -107,19 +108,14 @@ def read_text(path: str) -> str | None:
         return None
 
 
-def first_number(text: str | None) -> float | None:
-    """The first number in a text: "16.0 GT/s PCIe" is 16."""
-    found = re.search(r"-?\d+(?:\.\d+)?", text or "")
+def read_number(path: str) -> float | None:
+    """The first number in a file: of "16.0 GT/s PCIe" 16."""
+    found = re.search(r"-?\d+(?:\.\d+)?", read_text(path) or "")
     return float(found.group()) if found else None
 
 
-def read_number(path: str) -> float | None:
-    """The first number in a file."""
-    return first_number(read_text(path))
-
-
 def names_in(path: str) -> list[str]:
-    """Entries of a directory, sorted; none if it is not there."""
+    """Entries of a directory, sorted; empty if there is no such directory."""
     try:
         return sorted(os.listdir(at(path)))
     except OSError:
@@ -128,19 +124,18 @@ def names_in(path: str) -> list[str]:
 
 def find_program(name: str) -> str | None:
     """Where a program is, by PATH and where administrators' are."""
-    folders = [*os.environ.get("PATH", os.defpath).split(os.pathsep), "/usr/sbin", "/sbin"]
-    return next((file for folder in folders if os.access(file := f"{folder}/{name}", os.X_OK)), None)
+    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]))
 
 
 def run(*command: str, limit_s: float = 8.0) -> str | None:
-    """What a program prints; None if it is not installed, fails or takes longer."""
+    """A program's stdout; None if it is not installed, fails or takes longer."""
     status, printed, _ = call(*command, limit_s=limit_s)
     return printed if status == 0 else None
 
 
 def call(*command: str, limit_s: float = 8.0, stdin: str = "") -> tuple[int | None, str, str]:
-    """Exit status, output, and the last line that it said otherwise; the status is None if there is no such program."""
-    program = find_program(command[0]) if "/" not in command[0] else command[0]
+    """Exit status, stdout, and the last line of stderr (or else of stdout); status None: there is no such program."""
+    program = find_program(command[0])
     if program is None:
         return None, "", f"{command[0]} is not installed"
     environment = dict(os.environ, LC_ALL="C")
@@ -167,7 +162,7 @@ def command_of(pid: int) -> str:
 
 
 def stat_of(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat after the name in brackets: state, parent, ...; none if there is no such process."""
+    """The fields of /proc/PID/stat after the name: state, parent, ...; empty if there is no such process."""
     return (read_text(f"/proc/{pid}/stat") or "").rpartition(")")[2].split()
 
 
@@ -178,7 +173,7 @@ def is_rank(pid: int) -> bool:
 
 
 def is_orphan(pid: int) -> bool:
-    """Whether a process outlived what started it: a rank, or a rank's child, whose launcher is gone."""
+    """Whether it outlived its parent: a rank, or a rank's child, whose launcher is gone."""
     while True:
         stat = stat_of(pid)
         if not stat:
@@ -193,5 +188,5 @@ def is_orphan(pid: int) -> bool:
 
 
 def is_service(pid: int) -> bool:
-    """Whether systemd runs it as a service. What came in through sshd or slurmd is none, even where it is in theirs."""
+    """Whether systemd runs it as a service; what sshd or slurmd started does not count as one."""
     return bool(re.search(r"system\.slice/(?!ssh|slurm)[^/\n]*\.service", read_text(f"/proc/{pid}/cgroup") or ""))

@@ -1,7 +1,6 @@
-"""How a process on a node talks with the one that started it: lines of JSON, and bytes after some of them.
+"""How a process on a node talks with the one that started it: lines of JSON.
 
-All waits are bounded. A process that hears nothing for `IDLE_S` seconds is ended by its own alarm, and with it go its
-locks and its connections.
+A process that receives no order within `IDLE_S` seconds is ended by its own alarm.
 """
 
 from __future__ import annotations
@@ -21,21 +20,16 @@ IDLE_S = 300
 
 
 def begin() -> dict[str, Any] | None:
-    """Say that the program runs, and hear what it is to do; None when there is nobody any more."""
+    """Say that the program runs, and read its order; None if standard input has ended."""
     sys.stdout.buffer.write(b"\n" + MARK)  # a login shell may have left its line open
     sys.stdout.buffer.flush()
-    return listen()
+    signal.alarm(IDLE_S)
+    line = sys.stdin.buffer.readline()
+    signal.alarm(0)
+    return json.loads(line) if line.endswith(b"\n") else None
 
 
 def say(answer: dict[str, Any]) -> None:
     """Write one line."""
     sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
     sys.stdout.buffer.flush()
-
-
-def listen() -> dict[str, Any] | None:
-    """The next line; None when there is nobody any more."""
-    signal.alarm(IDLE_S)
-    line = sys.stdin.buffer.readline()
-    signal.alarm(0)
-    return json.loads(line) if line.endswith(b"\n") else None

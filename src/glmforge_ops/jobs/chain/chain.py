@@ -1,56 +1,40 @@
-"""A chain: a job for each stage, made of its file, submitted, resumed, looked at and cancelled.
+"""A chain: a job for each stage, made of its file, submitted, resumed, and cancelled.
 
     jobs/life/chain.json     its stages and what each needs; written once, before anything is submitted
-    jobs/life/chain.yaml     the file that it was made of
-    jobs/life/events.jsonl   every submission, with the submissions that it waits for
+    jobs/life/events.jsonl   starts and cancellations
     jobs/life-pretrain/ ...  a job for each stage
 
 Under a scheduler every stage is submitted at once, with `afterok` on the submissions of what it needs; elsewhere, and
 where stages have different launchers, they are run from here, one after the other.
 
-Resuming: what has finished stays; what waits or runs stays too, if it waits for the right submissions. The others are
-submitted, again if need be. A stage that is requeued keeps its number, and with it what waits for it. One that fails
-leaves those behind it waiting for ever ("DependencyNeverSatisfied": Slurm does not end them by itself), and one that
-was submitted again by itself has another number: then those that wait are cancelled, and submitted again. A submission
-that was not noted, since who made it was killed, is found by its name and directory, and adopted.
+Resuming: what has finished stays; what waits or runs stays too, unless it waits for a submission that is over; the
+others are submitted. A stage that is requeued keeps its number, and with it what waits for it. One that fails leaves
+those behind it waiting for ever ("DependencyNeverSatisfied": Slurm does not end them): they are cancelled and submitted
+again. A job that Slurm has but whose submission was not noted, as after a kill, is found by its name and directory.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import AwareDatetime, Field
+from pydantic import AwareDatetime
 
-from glmforge.config.launch import JobName, Launcher
-from glmforge.config.load import dump_config, load_settings
-from glmforge.errors import GlmforgeError, LaunchError
-from glmforge.files import read_text
-from glmforge.observe.job_records import CANCELLED, FileRecord, JobDirectory, utc_now
-from glmforge.observe.run import write_text
-from glmforge_ops.jobs.chain.file import ChainFile, without_secrets
-from glmforge_ops.jobs.chain.stages import ChainStage, resolve_stages
+from glmforge.config.launch import JobName
+from glmforge.errors import LaunchError
+from glmforge.observe.job_records import CANCELLED, FileRecord, utc_now
+from glmforge_ops.jobs.chain.file import StageRecord, read_stages
 from glmforge_ops.jobs.control import cancel_all, run_all
-from glmforge_ops.jobs.new_job import NewJob, command_job, make_directory, removed_on_error, run_job
+from glmforge_ops.jobs.new_job import NewJob
 from glmforge_ops.jobs.preflight import check_fit
 from glmforge_ops.jobs.registry import Job, SchedulerOf, as_dict
-from glmforge_ops.jobs.several import Report, Several, is_live, read_record
-from glmforge_ops.jobs.show import aligned, step_words
+from glmforge_ops.jobs.several import Report, Several, is_live, read_record, write_new
+from glmforge_ops.jobs.show import COLUMNS, aligned, job_row
 from glmforge_ops.jobs.state import JobState
 from glmforge_ops.jobs.submit import adopted, note_submission, submit
 
-WITH_DEPENDENCIES = ("slurm", "pbs")
-
-
-class StageRecord(FileRecord):
-    """A stage of a chain."""
-
-    name: str
-    job: JobName
-    needs: list[str]
-    launcher: Launcher
-    outputs: dict[str, Path] = Field(default={})
+_WAITS = (JobState.WAITING, JobState.HELD)
 
 
 class ChainRecord(FileRecord):
@@ -64,73 +48,36 @@ class ChainRecord(FileRecord):
 
 @dataclass(frozen=True)
 class NewChain:
-    """A chain that is not written yet."""
+    """A chain that is not written yet: its stages, and the job of each."""
 
     root: Path
-    stages: Sequence[ChainStage]
+    stages: Sequence[StageRecord]
     jobs: Sequence[NewJob]
-    text: str
 
     def check(self, scheduler_of: SchedulerOf, *, plan: bool) -> None:
         """Raises `LaunchError`, with the stage, for what a scheduler would refuse, or what by `plan` does not fit."""
-        for stage in self.stages:
+        for stage, job in zip(self.stages, self.jobs, strict=True):
+            launch = job.description.launch
             try:
-                scheduler_of(stage.launch.launcher).check(stage.launch)
-                if plan and stage.config is not None:
-                    check_fit(stage.config, stage.launch)
+                scheduler_of(stage.launcher).check(launch)
+                if plan and job.config is not None:
+                    check_fit(job.config, launch)
             except LaunchError as error:
                 raise LaunchError(f"stage {stage.name}: {error}") from None
 
     def write(self) -> None:
         """Raises `LaunchError` if a name is taken; then nothing of the chain stays."""
-        resume = f"'glmforge chain resume {self.root.name}'"
-        with removed_on_error() as made:
-            make_directory(self.root, f"the name is taken; {resume}, or give the chain another name in its file")
-            made.append(self.root)
-            for job in self.jobs:
-                job.write()
-                made.append(job.directory.root)
-            write_text(self.root / "chain.yaml", self.text)
-            stages = [
-                StageRecord(
-                    name=stage.name,
-                    job=stage.job,
-                    needs=list(stage.needs),
-                    launcher=stage.launch.launcher,
-                    outputs=dict(stage.outputs),
-                )
-                for stage in self.stages
-            ]
-            ChainRecord(name=self.root.name, created=utc_now(), stages=stages).write(self.root / "chain.json")
+        record = ChainRecord(name=self.root.name, created=utc_now(), stages=list(self.stages))
+        write_new(self.root, "chain", self.jobs, record)
 
 
 def make_chain(file: Path, root: Path, directory: Path) -> NewChain:
-    """The chain that a file describes, checked.
+    """The chain that a file describes, checked; `root` is where jobs lie, and all stages run in `directory`.
 
-    Args:
-        root: where jobs lie.
-        directory: in which all stages run.
-
-    Raises `ConfigError`, which names the stage, and `LaunchError`.
+    Raises `ConfigError`, which names the stage.
     """
-    chain = load_settings(ChainFile, file)
-    stages = resolve_stages(chain, root, directory)
-    jobs = [_job(stage, root, chain.name) for stage in stages]
-    kept = without_secrets(chain)
-    text = read_text(file, error=LaunchError) if kept == chain else dump_config(kept)
-    return NewChain(root / chain.name, stages, jobs, text)
-
-
-def _job(stage: ChainStage, root: Path, chain: str) -> NewJob:
-    directory = JobDirectory(root / stage.job)
-    try:
-        if stage.config is None:
-            job = command_job(directory, stage.command, stage.launch)
-        else:
-            job = run_job(directory, stage.config, stage.launch)
-    except GlmforgeError as error:
-        raise LaunchError(f"stage {stage.name}: {error}") from None
-    return replace(job, description=job.description.model_copy(update={"part_of": chain}))
+    name, stages = read_stages(file, root, directory)
+    return NewChain(root / name, [stage for stage, _ in stages], [job for _, job in stages])
 
 
 class Chain(Several):
@@ -142,34 +89,41 @@ class Chain(Several):
         super().__init__(root, [stage.job for stage in record.stages], scheduler_of)
 
     @property
-    def is_submitted_at_once(self) -> bool:
-        launchers = {stage.launcher for stage in self.stages.values()}
-        return len(launchers) == 1 and launchers <= set(WITH_DEPENDENCIES)
+    def is_queued(self) -> bool:
+        """Whether a scheduler takes all stages at once."""
+        return {stage.launcher for stage in self.stages.values()} in ({"slurm"}, {"pbs"})
+
+    def by_stage(self) -> dict[str, Job]:
+        return dict(zip(self.stages, self.jobs(), strict=True))
 
     def submit(self, report: Report) -> None:
-        """Submit every stage that has not finished and is not on its way. Raises `HeldError` if somebody else does."""
+        """Submit every stage that has not finished and is not queued or running.
+
+        Raises `HeldError` while another process does the same.
+        """
         with self.lease():
-            jobs = self.by_stage()
+            self._adopt(report)
             ids: dict[str, str] = {}
             """Stage -> its submission, of those that have not finished."""
-            for name, stage in self.stages.items():
-                job = jobs[name]
+            again = set[str]()
+            for name, job in self.by_stage().items():
+                stage = self.stages[name]
                 needed = {need: ids[need] for need in stage.needs if need in ids}
                 if job.state is JobState.DAMAGED:
                     raise LaunchError(f"stage {name}: {job.why}")
                 if job.state is JobState.FINISHED:
                     report(name, "has finished already")
-                elif kept := self._kept(stage, job, needed):
-                    report(name, f"is {job.state} as {kept}")
-                    ids[name] = kept
-                elif found := self._adopted(stage, job, needed):
-                    report(name, f"is {found}, as an earlier start had submitted it")
-                    ids[name] = found
+                elif (
+                    job.submission is not None and _may_go_on(job) and not (job.state in _WAITS and again & set(needed))
+                ):
+                    report(name, f"is {job.state} as {job.submission}")
+                    ids[name] = job.submission
                 else:
-                    ids[name] = self._submit(stage, needed)
+                    ids[name] = self._submit(stage, job, list(needed.values()))
+                    again.add(name)
                     report(name, f"submitted as {ids[name]}" + (f", after {', '.join(needed)}" if needed else ""))
 
-    def run_stages(self, report: Report) -> dict[str, JobState]:
+    def run(self, report: Report) -> dict[str, JobState]:
         """Run one stage after the other from here; the state of each job at the end."""
         jobs = {stage.job: [self.stages[need].job for need in stage.needs] for stage in self.stages.values()}
         return self.run_here(jobs, 1, report)
@@ -177,86 +131,48 @@ class Chain(Several):
     def cancel(self) -> list[str]:
         """Cancel every stage that waits or runs; their names."""
         live = {name: job for name, job in self.by_stage().items() if is_live(job)}
-        groups: dict[Launcher, list[Job]] = {}
-        for name, job in reversed(live.items()):  # the last first, else the next one might start in between
-            groups.setdefault(self.stages[name].launcher, []).append(job)
         self.own.event(CANCELLED, "as a whole")
-        run_all([partial(cancel_all, jobs, self.scheduler_of(of)) for of, jobs in groups.items()])
+        last_first = reversed(live.items())  # else the next one might start in between
+        run_all([partial(cancel_all, [job], self.scheduler_of(self.stages[name].launcher)) for name, job in last_first])
         return list(live)
-
-    def by_stage(self) -> dict[str, Job]:
-        return dict(zip(self.stages, self.jobs(), strict=True))
 
     def hint(self, name: str, jobs: Mapping[str, Job]) -> str:
         """Why a stage does not go on by itself, and what to do; '' if it does."""
         stage, job, resume = self.stages[name], jobs[name], f"'glmforge chain resume {self.root.name}'"
-        failed = [
-            need for need in stage.needs if jobs[need].state.is_over and jobs[need].state is not JobState.FINISHED
-        ]
         if job.state is JobState.FINISHED:
             missing = [output for output, path in stage.outputs.items() if not path.exists()]
             return f"its outputs {', '.join(missing)} are missing" if missing else ""
-        if failed and (job.state.is_over or job.state in (JobState.WAITING, JobState.HELD)):
+        failed = [
+            need for need in stage.needs if jobs[need].state.is_over and jobs[need].state is not JobState.FINISHED
+        ]
+        if failed and (job.state.is_over or job.state in _WAITS):
             return f"cannot start: {failed[0]} is {jobs[failed[0]].state}; fix that, then {resume}"
         return f"waits for a submission that will never finish: {resume}" if _waits_in_vain(job) else ""
 
-    def _kept(self, stage: StageRecord, job: Job, needed: Mapping[str, str]) -> str | None:
-        """The submission of a stage that waits or runs, if it may go on; one that waits for the wrong is cancelled."""
-        if job.submission is None or not is_live(job) or job.is_to_submit:
-            return None
-        if job.state not in (JobState.WAITING, JobState.HELD) or self._waits_rightly(stage, job, needed):
-            return job.submission
-        self._withdraw(stage, job.submission)
-        return None
+    def _adopt(self, report: Report) -> None:
+        """Note jobs that the scheduler has and that nothing knows: submitting them was killed."""
+        for name, job in self.by_stage().items():
+            if job.is_to_submit:
+                directory, scheduler = job.directory, self.scheduler_of(self.stages[name].launcher)
+                if found := adopted(directory, [each.id for each in directory.read_submissions()], scheduler):
+                    note_submission(directory, found, self.stages[name].launcher)
+                    report(name, f"was submitted before, as {found}")
 
-    def _waits_rightly(self, stage: StageRecord, job: Job, needed: Mapping[str, str]) -> bool:
-        """Whether it waits for just these submissions, or for ones that have finished since."""
-        if _waits_in_vain(job):
-            return False  # whatever is noted: what an adopted submission waits for, nobody has seen
-        noted: Mapping[str, str] = {}
-        for event in self.own.read_events():
-            if event.get("event") == "submitted" and event.get("stage") == stage.name:
-                noted = event["needs"] if event.get("submission") == job.submission else {}
-        return all(noted.get(need) == id_ for need, id_ in needed.items())
-
-    def _adopted(self, stage: StageRecord, job: Job, needed: Mapping[str, str]) -> str | None:
-        """A submission that the stage's files do not know of; one that waits in vain is cancelled."""
-        directory, scheduler = self.directory(stage.job), self.scheduler_of(stage.launcher)
-        found = adopted(directory, [submission.id for submission in directory.read_submissions()], scheduler)
-        if found is None:
-            return None
-        note_submission(directory, found, stage.launcher)
-        if _waits_in_vain(self.jobs([stage.job])[0]):
-            self._withdraw(stage, found)
-            return None
-        self._note(stage, found, needed)
-        return found
-
-    def _submit(self, stage: StageRecord, needed: Mapping[str, str]) -> str:
-        directory = self.directory(stage.job)
-        id_ = submit(directory, scheduler=self.scheduler_of(stage.launcher), after=list(needed.values())).id
-        self._note(stage, id_, needed)
-        return id_
-
-    def _note(self, stage: StageRecord, id_: str, needed: Mapping[str, str]) -> None:
-        self.own.event("submitted", f"{stage.name} as {id_}", stage=stage.name, submission=id_, needs=dict(needed))
-
-    def _withdraw(self, stage: StageRecord, id_: str) -> None:
-        why = "to be submitted again, after what it needs now"
-        self.directory(stage.job).event(CANCELLED, why, submission=id_)
-        self.scheduler_of(stage.launcher).cancel(id_)
+    def _submit(self, stage: StageRecord, job: Job, after: Sequence[str]) -> str:
+        """In the place of its submission that waits for the wrong ones, if there is one."""
+        scheduler = self.scheduler_of(stage.launcher)
+        if job.submission is not None and not job.is_to_submit:
+            job.directory.event(CANCELLED, "to be submitted again, after what it needs now", submission=job.submission)
+            scheduler.cancel(job.submission)
+        return submit(job.directory, scheduler=scheduler, after=after).id
 
 
 def lines_of(chain: Chain) -> list[str]:
-    """A table, then a line for each stage that has something to say."""
+    """The table of jobs, then a line for each stage that has something to say."""
     jobs = chain.by_stage()
-    rows = [("stage", "state", "step", "needs", "job", "number")]
-    for name, job in jobs.items():
-        stage = chain.stages[name]
-        number = (job.submission or "").partition(".")[0]
-        rows.append((name, job.state.value, step_words(job.files), " ".join(stage.needs), stage.job, number))
     words = ((name, chain.hint(name, jobs) or job.why) for name, job in jobs.items())
-    return [*aligned(rows), *(f"{name}: {text}" for name, text in words if text)]
+    rows = [job_row(job)[:-1] for job in jobs.values()]
+    return [*aligned([COLUMNS[:-1], *rows]), *(f"{name}: {text}" for name, text in words if text)]
 
 
 def as_rows(chain: Chain) -> list[dict[str, Any]]:
@@ -266,6 +182,10 @@ def as_rows(chain: Chain) -> list[dict[str, Any]]:
         {"stage": name, "needs": chain.stages[name].needs, "hint": chain.hint(name, jobs), **as_dict(job)}
         for name, job in jobs.items()
     ]
+
+
+def _may_go_on(job: Job) -> bool:
+    return not job.is_to_submit and not _waits_in_vain(job)
 
 
 def _waits_in_vain(job: Job) -> bool:

@@ -14,14 +14,13 @@ from types import FrameType
 from typing import NoReturn
 
 from glmforge.errors import LaunchError
-from glmforge_ops.jobs.ranks.assignment import Assignment
+from glmforge_ops.jobs.ranks.assignment import Assignment, interface_to, rank_variables, slurm_job
 from glmforge_ops.jobs.ranks.rank import Rank
-from glmforge_ops.jobs.ranks.variables import attempt_number, interface_to, rank_variables, slurm_job
 
 USAGE = "usage: python -P -m glmforge_ops.jobs.ranks DIRECTORY (--node N | --slurm-node) [--control] [--secrets]"
 
-FORWARDED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Passed on to every rank. After SIGTERM, SIGINT and SIGHUP the ranks have their grace, and are killed."""
+ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""Passed on to every rank, as SIGUSR1 and SIGUSR2 are; then the ranks have their grace, and are killed."""
 
 ORPHAN_GRACE_S = 5.0
 """That ranks have between SIGTERM and SIGKILL when the supervisor is gone: others may soon take their place."""
@@ -56,73 +55,63 @@ def main(arguments: list[str]) -> int:
 
 
 class Node:
-    """The ranks of one node. What is to be done arrives in one queue: numbers of signals, `_KILL`, `_ORPHANED`."""
+    """The ranks of one node. Orders arrive in one queue: numbers of signals, `_KILL`, `_ORPHANED`."""
 
     def __init__(self, directory: Path, ranks: Assignment, node: int) -> None:
         self._directory, self._assignment, self._node = directory, ranks, node
         self._ranks = [Rank(directory, ranks, node, local) for local in range(ranks.ranks_per_node)]
         self._orders: queue.SimpleQueue[int] = queue.SimpleQueue()
-        self._kill_at: float | None = None
+        self._kill_at = float("inf")
         self._parent = os.getppid()
         self._heartbeat = Heartbeat(directory)
         self._leaves = False
 
     def run(self, *, control: bool) -> int:
-        for number in FORWARDED:
+        for number in (signal.SIGUSR1, signal.SIGUSR2, *ENDS):
             signal.signal(number, self._on_signal)
-        attempt, interface = attempt_number(self._directory), self._assignment.interface
-        interface = interface or interface_to(self._assignment.address)
-        for rank in self._ranks:
-            rank.start(
-                rank_variables(
-                    self._assignment, self._node, rank.local, os.environ, attempt=attempt, interface=interface
-                )
-            )
-        for rank in self._ranks:
-            rank.follow()
-        if control:
-            threading.Thread(target=self._read_control, name="control", daemon=True).start()
-        threading.Thread(target=self._watch_supervisor, name="supervisor", daemon=True).start()
+        self._start_ranks()
+        for target in (self._watch_supervisor, *([self._read_control] if control else [])):
+            threading.Thread(target=target, name=target.__name__, daemon=True).start()
         while any(rank.is_running for rank in self._ranks):
             with contextlib.suppress(queue.Empty):
                 self._obey(self._orders.get(timeout=_POLL_S))
             if os.getppid() != self._parent:
                 self._parent = os.getppid()
                 self._obey(_ORPHANED)
-            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            if time.monotonic() >= self._kill_at:
                 self._signal(signal.SIGKILL)
             for rank in self._ranks:
                 rank.look()
         self._leave_to_supervisor()
-        failed = [rank for rank in self._ranks if rank.status]
-        status = min(failed, key=lambda rank: rank.ended).status if failed else 0
-        assert status is not None
+        first = min((rank for rank in self._ranks if rank.status), key=lambda rank: rank.ended, default=None)
+        status = first.status or 0 if first is not None else 0
         return status if status >= 0 else 128 - status
 
+    def _start_ranks(self) -> None:
+        given, name = self._assignment, self._directory.name
+        attempt, interface = str(int(name)) if name.isdecimal() else "0", given.interface or interface_to(given.address)
+        for rank in self._ranks:
+            variables = rank_variables(given, self._node, rank.local, os.environ, attempt=attempt, interface=interface)
+            rank.start(variables)
+        for rank in self._ranks:
+            rank.follow()
+
     def _obey(self, order: int) -> None:
-        if order == _KILL:
-            self._kill_within(0.0)
-            return
-        number = signal.SIGTERM if order == _ORPHANED else order
-        self._signal(number)
-        if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            grace_s = self._assignment.grace_s
-            self._kill_within(min(ORPHAN_GRACE_S, grace_s) if order == _ORPHANED else grace_s)
+        grace_s = {_KILL: 0.0, _ORPHANED: min(ORPHAN_GRACE_S, self._assignment.grace_s)}
+        if order != _KILL:
+            self._signal(signal.SIGTERM if order == _ORPHANED else order)
+        if order in (_KILL, _ORPHANED, *ENDS):  # an earlier time stands
+            self._kill_at = min(self._kill_at, time.monotonic() + grace_s.get(order, self._assignment.grace_s))
 
     def _signal(self, number: int) -> None:
         for rank in self._ranks:
             rank.signal(number)
 
-    def _kill_within(self, grace_s: float) -> None:
-        """An earlier time stands."""
-        at = time.monotonic() + grace_s
-        self._kill_at = at if self._kill_at is None else min(self._kill_at, at)
-
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._orders.put(number)
 
     def _read_control(self) -> None:
-        """Lines of standard input: "signal NUMBER" and "kill"; its end is the end of whoever holds it."""
+        """Lines of standard input: "signal NUMBER" and "kill". It ends when the program that holds it does."""
         for line in os.fdopen(os.dup(0)):
             word, _, number = line.strip().partition(" ")
             if word == "signal" and number.isdecimal():
@@ -132,7 +121,7 @@ class Node:
         self._orders.put(_ORPHANED)
 
     def _watch_supervisor(self) -> None:
-        """A link that is cut, or a node that is lost, ends no pipe: the files of the job tell of it."""
+        """A link that is cut, or a node that is lost, ends no pipe: the job's files show it."""
         while not self._leaves:
             self._heartbeat.look()
             time.sleep(LOOK_EVERY_S)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from glmforge_ops.jobs.ranks.assignment import Assignment
+from glmforge_ops.jobs.ranks.assignment import Assignment, open_private, write_private
 
 STEP_VARIABLE = "GLMFORGE_STEP_FILE"
 """The path of a file of the node into which the program writes the step that it has reached: eight bytes,
@@ -117,14 +117,15 @@ class Rank:
 
     def _keep(self, lines: list[str]) -> None:
         self._words.extend(line[:_MAX_WORDS] for line in lines if line.strip())
-        self._log.write(self._head(), lines)
+        if lines:
+            self._log.write(self._head(), lines)
 
     def _head(self) -> str:
         step = self._steps.read()
         return f"{timestamp(time.time())} {self.rank} {'-' if step is None else step} "
 
     def _write_record(self) -> None:
-        """A reader finds the old record or the new one. Where there is no room, without the last lines."""
+        """Where there is no room, without the last lines."""
         content: dict[str, Any] = {
             "rank": self.rank,
             "local_rank": self.local,
@@ -135,16 +136,10 @@ class Rank:
             "ended": timestamp(self.ended) if self.ended else None,
             "status": self.status,
             "last_step": self._steps.read(),
-            "last_words": list(self._words),
         }
-        new = self._path.with_suffix(".json.new")
-        for text in (json.dumps(content), json.dumps(content | {"last_words": []})):
+        for words in (list(self._words), []):
             with suppress(OSError):
-                with open(new, "w", encoding="utf-8", opener=_private) as file:
-                    file.write(f"{text}\n")
-                    file.flush()
-                    os.fsync(file.fileno())
-                new.replace(self._path)
+                write_private(self._path, json.dumps(content | {"last_words": words}) + "\n")
                 return
 
 
@@ -152,9 +147,8 @@ class StepFile:
     """A new file, in memory where there is /dev/shm. `read` gives the newest step; None before the first."""
 
     def __init__(self, rank: int) -> None:
-        places = ("/dev/shm", os.environ.get("TMPDIR", "/tmp"))
-        directory = next((place for place in places if os.access(place, os.W_OK)), "/tmp")
-        self.path = str(Path(directory, f"glmforge-step-{os.getpid()}-{rank}-{os.urandom(4).hex()}"))
+        directory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else "/tmp"
+        self.path = f"{directory}/glmforge-step-{os.getpid()}-{rank}-{os.urandom(4).hex()}"
         self._last: int | None = None
         self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
@@ -184,35 +178,28 @@ class _Log:
         self._path, self._file, self._dropped, self._why = path, -1, 0, ""
 
     def write(self, head: str, lines: list[str]) -> None:
+        """All lines or none, so that no line is half; after lines that were dropped with their number."""
         lost = [f"[glmforge] {self._dropped} lines were dropped: {self._why}"] if self._dropped else []
-        if lines and self._write("".join(f"{head}{line}\n" for line in [*lost, *lines]).encode()):
-            self._dropped = 0
-        else:
-            self._dropped += len(lines)
-
-    def close(self, head: str) -> None:
-        if self._dropped:
-            self._write(f"{head}[glmforge] {self._dropped} lines were dropped: {self._why}\n".encode())
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def _write(self, data: bytes) -> bool:
-        """All of it or nothing, so that no line is half."""
-        size = None
+        data, size = "".join(f"{head}{line}\n" for line in [*lost, *lines]).encode(), None
         try:
             if self._file < 0:
-                self._file = _private(str(self._path), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
+                self._file = open_private(str(self._path), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC)
             size = os.fstat(self._file).st_size
             while data:
                 data = data[os.write(self._file, data) :]
+            self._dropped = 0
         except OSError as error:
-            self._why = error.strerror or type(error).__name__
+            self._dropped, self._why = self._dropped + len(lines), error.strerror or type(error).__name__
             if size is not None:
                 with suppress(OSError):
                     os.ftruncate(self._file, size)
-            return False
-        return True
+
+    def close(self, head: str) -> None:
+        if self._dropped:
+            self.write(head, [])
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
 
 
 class Lines:
@@ -223,7 +210,7 @@ class Lines:
     """
 
     def __init__(self) -> None:
-        self._part, self._more = b"", 0
+        self._part, self._cut = b"", 0
         self._is_bar = self._redraws = False
         self._shown: str | None = None
         self._shown_at = -BAR_EVERY_S
@@ -246,23 +233,23 @@ class Lines:
         return self._end() if self._part else []
 
     def _add(self, piece: bytes) -> None:
-        for number, text in enumerate(piece.split(b"\r")):
-            self._redraws = self._redraws or number > 0
-            self._is_bar = self._is_bar or self._redraws
-            if text and self._redraws:
-                self._part, self._more, self._redraws = b"", 0, False
-            room = MAX_LINE - len(self._part)
-            self._part += text[:room]
-            self._more += max(0, len(text) - room)
+        if piece and self._redraws:
+            self._part, self._cut, self._redraws = b"", 0, False
+        text = self._part + piece
+        _, bar, last = text.rstrip(b"\r").rpartition(b"\r")
+        self._redraws = self._redraws or text.endswith(b"\r")
+        self._is_bar = self._is_bar or self._redraws or bool(bar)
+        self._cut = (0 if bar else self._cut) + max(0, len(last) - MAX_LINE)
+        self._part = last[:MAX_LINE]
 
     def _end(self) -> list[str]:
         text, shown = self._text(), self._shown
-        self._part, self._more, self._shown = b"", 0, None
+        self._part, self._cut, self._shown = b"", 0, None
         self._is_bar = self._redraws = False
         return [] if text == shown else [text]
 
     def _text(self) -> str:
-        return printable(self._part) + (f" ... ({self._more} bytes more)" if self._more else "")
+        return printable(self._part) + (f" ... ({self._cut} bytes more)" if self._cut else "")
 
 
 def printable(line: bytes) -> str:
@@ -276,7 +263,3 @@ def timestamp(now: float) -> str:
     microseconds = round(now * 1e6)
     seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(microseconds // 1_000_000))
     return f"{seconds}.{microseconds % 1_000_000:06d}Z"
-
-
-def _private(name: str, flags: int) -> int:
-    return os.open(name, flags, 0o600)

@@ -1,10 +1,9 @@
-"""What a scheduler is asked, whichever it is; and its commands, run with a limit of time."""
+"""What every scheduler does; and scheduler commands, run with a time limit."""
 
 import os
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
@@ -13,7 +12,7 @@ from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
 from glmforge.files import escaped
 from glmforge.observe.job_records import JobDirectory
-from glmforge_ops.jobs.ranks.variables import NUMBERS
+from glmforge_ops.jobs.ranks.assignment import NUMBERS
 
 SUBMIT_LIMIT_S = 120.0
 _LIMIT_S = 30.0
@@ -25,7 +24,7 @@ class State(StrEnum):
     """Of a submission."""
 
     WAITING = "waiting"
-    HELD = "held"  # waits for a person, or for us: `reason` says why
+    HELD = "held"  # until a person, or glmforge, releases it: `reason` says why
     RUNNING = "running"
     SUSPENDED = "suspended"
     ENDING = "ending"
@@ -48,16 +47,13 @@ _ALIVE = {State.WAITING, State.HELD, State.RUNNING, State.SUSPENDED, State.ENDIN
 
 @dataclass(frozen=True)
 class Seen:
-    """A submission as its scheduler reports it. Times are None where it gives none."""
+    """A submission as its scheduler reports it."""
 
     id: str
     state: State
     reason: str = ""
     nodes: tuple[str, ...] = ()
     restarts: int = 0
-    submitted: datetime | None = None
-    began: datetime | None = None
-    ended: datetime | None = None
     is_forgotten: bool = False
     """Of one that is UNKNOWN: the scheduler answers, and no longer knows it."""
 
@@ -66,7 +62,7 @@ class Scheduler(Protocol):
     """Takes jobs and runs them. Every method raises `LaunchError`, one line with the fix."""
 
     def check(self, launch: LaunchConfig) -> None:
-        """Refuse what it would refuse, or never start: unknown partition, more nodes than there are, no scheduler."""
+        """Reject what the scheduler would refuse or never start."""
 
     def submit(self, job: JobDirectory, launch: LaunchConfig, *, after: Sequence[str] = (), array: str = "") -> str:
         """Submit the job's script; its number.
@@ -79,20 +75,22 @@ class Scheduler(Protocol):
         """
 
     def look(self, ids: Iterable[str]) -> dict[str, Seen]:
-        """All of them with one question. Those that it does not know are UNKNOWN."""
+        """All of them, with one question where the scheduler allows it. Unknown ones are UNKNOWN."""
 
     def cancel(self, submission: str) -> None:
-        """End it; one that has ended already is left."""
+        """End it. Does nothing for one that has ended."""
 
     def release(self, submission: str) -> None:
-        """Let one start that the scheduler itself holds."""
+        """Let a submission start that the scheduler itself holds, which only Slurm does."""
+        return
 
     def unnoted(self, job: JobDirectory) -> list[str]:
-        """Numbers of submissions of this job's script that wait or run, newest last, as far as they can be found."""
+        """Submissions of this job's script that wait or run, newest last, where the scheduler can find them."""
+        return []
 
 
 class NoAnswerError(LaunchError):
-    """The scheduler itself does not answer, which says nothing of its jobs."""
+    """The scheduler itself does not answer, which says nothing about its jobs."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        """Its complaint in one line: without the program's name and the word error."""
+        """Its error in one line: without the program's name and the word error."""
         lines = [line.strip() for line in (self.stderr.strip() or self.stdout.strip()).splitlines()]
         text = lines[-1] if lines else f"status {self.status}"
         for prefix in ("error:", "fatal:", "allocation failure:"):
@@ -120,7 +118,7 @@ def ask(
     stdin: str = "",
     limit_s: float = _LIMIT_S,
 ) -> Answer:
-    """Run a command with this process's environment, or another. Raises `LaunchError`, `NoAnswerError`."""
+    """Run a command, by default with this process's environment. Raises `LaunchError`, `NoAnswerError`."""
     try:
         done = subprocess.run(
             command,
@@ -137,23 +135,23 @@ def ask(
         raise LaunchError(
             f"{command[0]}: is not on this machine; run this where jobs are submitted, or choose another --launcher"
         ) from None
-    except OSError as error:  # no permission, or no memory for another process
-        raise LaunchError(f"{command[0]}: cannot be run ({error.strerror}); look at this machine") from None
+    except OSError as error:
+        raise LaunchError(f"{command[0]}: cannot be run ({error.strerror})") from None
     except subprocess.TimeoutExpired:
         raise NoAnswerError(f"{command[0]}: no answer within {limit_s:g} s") from None
     return Answer(done.returncode, done.stdout, done.stderr)
 
 
 def asking() -> dict[str, str]:
-    """For Slurm's commands: nobody's preferences change what is printed, or what is cancelled."""
+    """The environment for Slurm's commands, without users' preferences for their output."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_PREFERENCES)}
     return kept | {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
 
 def without_job(environment: Mapping[str, str], *others: str) -> dict[str, str]:
-    """The environment without variables that describe the job or rank in which this runs, and without `others`.
+    """The environment without variables that describe the current job or rank, and without `others`.
 
-    SLURM_* of a job in which `sbatch` is called would be taken for options of the new one.
+    sbatch would take the SLURM_* variables of a job that calls it for options of the new one.
     """
     return {
         name: value

@@ -1,8 +1,7 @@
 """No scheduler: the job's script is a process of this machine, in the foreground or detached.
 
-A submission's number tells of that process for as long as anybody may ask: its id, when it began, and the boot and
-namespace that the id belongs to, as in `4711.830512.6f1c0a52.4026531836@login1`. A process that is gone is not told
-apart from one of another machine by its id alone, which is used again.
+Process ids are used again, so a submission's number identifies its process: its id, when it began, and the boot and
+namespace that the id belongs to, as in `4711.830512.6f1c0a52.4026531836@login1`.
 """
 
 import os
@@ -20,29 +19,29 @@ from glmforge.errors import LaunchError
 from glmforge.files import open_regular, shown
 from glmforge.observe.job_records import JobDirectory
 from glmforge.runtime.process import ProcessIdentity, identify, is_alive, is_suspended, this_process
-from glmforge_ops.jobs.schedulers.base import Seen, State, ask
+from glmforge_ops.jobs.schedulers.base import Scheduler, Seen, State, ask
 
-_ID = re.compile(r"(?P<pid>[1-9]\d{0,9})\.(?P<began>\d+)\.(?P<boot>[0-9a-f]*)\.(?P<namespace>\d*)@(?P<host>[^\s@]+)")
+_ID = re.compile(r"([1-9]\d{0,9})\.\d+\.[0-9a-f]*\.\d*@([^\s@]+)")
+_OF_SCHEDULERS = ("partition", "qos", "account", "array", "dependency", "constraint", "nodelist", "sbatch_args")
 _NEEDS = {"ssh": "ssh", "mpi": "mpirun"}
 
 
-class Here:
-    """A `Scheduler`, of the launchers local, ssh and mpi."""
+class Here(Scheduler):
+    """Of the launchers local, ssh and mpi."""
 
     def check(self, launch: LaunchConfig) -> None:
-        """Whether the launcher's program is there, and options mean something. Raises `LaunchError`."""
-        for field in ("partition", "qos", "account", "array", "dependency", "constraint", "nodelist", "sbatch_args"):
+        """Options of schedulers are refused, and the launcher's program must be there. Raises `LaunchError`."""
+        for field in _OF_SCHEDULERS:
             if getattr(launch, field):
                 raise LaunchError(f"{field}: the launcher {launch.launcher} has no scheduler; leave it out")
         program = _NEEDS.get(launch.launcher)
         if program is not None and shutil.which(program) is None:
             raise LaunchError(f"{program}: is not on this machine; install it, or choose another --launcher")
-        # There are others of that name, Slurm's for PBS among them.
         if program == "mpirun" and not re.search("Open MPI|OpenRTE", ask("mpirun", "--version").stdout):
             raise LaunchError(f"mpirun: {shutil.which('mpirun')} is not Open MPI's; put that one first on PATH")
 
     def submit(self, job: JobDirectory, launch: LaunchConfig, *, after: Sequence[str] = (), array: str = "") -> str:
-        """Start the script in a session of its own, which goes on when this process and its terminal are gone."""
+        """Start the script in a session of its own, which survives this process and its terminal."""
         log = job.root / f"scheduler-{datetime.now(UTC):%Y%m%dT%H%M%S}.log"
         with open_regular(log, "ab") as output:
             child = subprocess.Popen(
@@ -65,7 +64,7 @@ class Here:
             raise LaunchError(f"{shown(submission)}: {seen.reason}")
         if seen.state.is_over:
             return
-        pid = _process(submission).pid
+        pid = int(submission.partition(".")[0])
         try:
             os.kill(pid, signal.SIGTERM)
             if seen.state is State.SUSPENDED:
@@ -75,16 +74,9 @@ class Here:
         except PermissionError:
             raise LaunchError(f"process {pid}: is another user's; ask them to end it") from None
 
-    def release(self, submission: str) -> None:
-        """Nothing is held here."""
-
-    def unnoted(self, job: JobDirectory) -> list[str]:
-        """What runs here is noted by whoever starts it, before it does anything."""
-        return []
-
 
 def id_of_this_process() -> str:
-    """Of what is submitted by becoming it: see `become`."""
+    """The submission's number of this process, before and after `become`."""
     return id_of(this_process())
 
 
@@ -102,27 +94,17 @@ def id_of(process: ProcessIdentity) -> str:
     return f"{process.pid}.{process.began}.{process.boot[:8]}.{namespace}@{process.host}"
 
 
-def _process(submission: str) -> ProcessIdentity:
-    """The process that has the number now. Raises `LaunchError` if the text is none of ours."""
+def _look(submission: str) -> Seen:
     found = _ID.fullmatch(submission)
     if found is None:
-        raise LaunchError(f"{shown(submission)}: is not the number of a process that glmforge started")
-    return identify(int(found["pid"]))
-
-
-def _look(submission: str) -> Seen:
-    try:
-        now = _process(submission)
-    except LaunchError as error:
-        return Seen(submission, State.UNKNOWN, str(error))
+        reason = f"{shown(submission)}: is not the number of a process that glmforge started"
+        return Seen(submission, State.UNKNOWN, reason)
+    now = identify(int(found[1]))
     if id_of(now) == submission and is_alive(now):
         state = State.SUSPENDED if is_suspended(now) else State.RUNNING
         return Seen(submission, state, nodes=(now.host,))
-    number = _ID.fullmatch(submission)
-    assert number is not None
-    same_machine = id_of(now).split(".", 2)[2] == submission.split(".", 2)[2]
-    if same_machine:
+    if id_of(now).split(".", 2)[2] == submission.split(".", 2)[2]:
         return Seen(submission, State.ENDED, "its process has ended; the job's events say how", (now.host,))
-    if number["host"] == now.host:
+    if found[2] == now.host:
         return Seen(submission, State.ENDED, "its machine was started again since, or it ran in another container")
-    return Seen(submission, State.UNKNOWN, f"runs on {number['host']}; ask there")
+    return Seen(submission, State.UNKNOWN, f"runs on {found[2]}; ask there")

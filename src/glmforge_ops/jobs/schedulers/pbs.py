@@ -1,4 +1,4 @@
-"""PBS through qsub, qstat, qdel and pbsnodes: OpenPBS, PBS Professional, Torque, and Slurm's own (slurm-wlm-torque).
+"""PBS through qsub, qstat, qdel and qrls: OpenPBS, PBS Professional, Torque, and Slurm's own (slurm-wlm-torque).
 
 What they have in common is used, which is the text of `qstat -f`. How a job ended PBS Professional says, Torque for
 some minutes, and Slurm's qstat not at all: the job's own files do. None of them warns a job before its time is over.
@@ -6,61 +6,50 @@ some minutes, and Slurm's qstat not at all: the job's own files do. None of them
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
 
-from glmforge.config.explain import suggest
 from glmforge.config.launch import LaunchConfig
 from glmforge.errors import LaunchError
 from glmforge.files import shown
 from glmforge.observe.job_records import JobDirectory
-from glmforge_ops.jobs.schedulers.base import SUBMIT_LIMIT_S, Answer, NoAnswerError, Seen, State, ask, without_job
-from glmforge_ops.jobs.script.amounts import least_nodes
+from glmforge_ops.jobs.schedulers.base import (
+    SUBMIT_LIMIT_S,
+    Answer,
+    NoAnswerError,
+    Scheduler,
+    Seen,
+    State,
+    ask,
+    without_job,
+)
 
 _ID = re.compile(r"\d{1,12}(\[\d{0,9}\])?(\.[A-Za-z0-9][A-Za-z0-9_.-]{0,250})?")
-_JOB = re.compile(r"(?<=:)\d+(?:\[\d*\])?(?:\.[A-Za-z0-9_.-]+)?(?=[:,]|$)")
-_UNKNOWN_JOB, _HAS_FINISHED = 153, 35
-
 _STATES = {
-    "B": State.RUNNING,  # an array some of whose tasks do
-    "C": State.ENDED,
+    **dict.fromkeys("BR", State.RUNNING),  # B: an array some of whose tasks run
+    **dict.fromkeys("QTW", State.WAITING),
+    **dict.fromkeys("SU", State.SUSPENDED),
+    **dict.fromkeys("CFMX", State.ENDED),
     "E": State.ENDING,
-    "F": State.ENDED,
     "H": State.HELD,
-    "M": State.ENDED,
-    "Q": State.WAITING,
-    "R": State.RUNNING,
-    "S": State.SUSPENDED,
-    "T": State.WAITING,
-    "U": State.SUSPENDED,
-    "W": State.WAITING,
-    "X": State.ENDED,
 }
+_UNKNOWN_JOB, _HAS_FINISHED = 153, 35
 _SIGNALLED = 256
-_SLURMS_ALONE = ("qos", "constraint", "exclude", "nodelist", "sbatch_args")
+_ONLY_SLURM = ("qos", "constraint", "exclude", "nodelist", "sbatch_args")
 
 
-class Pbs:
-    """A `Scheduler`."""
+class Pbs(Scheduler):
+    """By the commands of PBS."""
 
     def check(self, launch: LaunchConfig) -> None:
-        """Raises `LaunchError`: one line, before anything is submitted."""
-        for field in _SLURMS_ALONE:
+        """Options that PBS does not have are refused; the rest qsub checks. Raises `LaunchError`."""
+        for field in _ONLY_SLURM:
             if getattr(launch, field):
                 raise LaunchError(f"{field}: PBS has no such option; leave it out, or write a --template")
         if "?" in (launch.dependency or ""):
-            raise LaunchError("dependency: PBS knows no '?'; separate with commas, all of which have to be met")
-        queues = _queues()
-        if launch.partition is not None and launch.partition not in queues:
-            raise LaunchError(f"partition: PBS has no queue '{launch.partition}'; {suggest(launch.partition, queues)}")
-        answer = ask("pbsnodes", "-a")
-        num_nodes = len([part for part in re.split(r"\n\s*\n", answer.stdout) if " = " in part])
-        if answer.status or least_nodes(launch) > num_nodes:
-            why = f"pbsnodes: {_complaint(answer)}" if answer.status else f"{num_nodes}"
-            raise LaunchError(f"nodes: {least_nodes(launch)} is more than PBS has: {why}")
-        for job in dict.fromkeys(_JOB.findall(launch.dependency or "")):
-            if _look(job).state is State.UNKNOWN:
-                raise LaunchError(f"dependency: PBS knows no job {job}; 'qstat' shows yours")
+            raise LaunchError("dependency: PBS does not know '?'; separate with commas, all of which have to be met")
+        answer = ask("qstat", "-Q")
+        if answer.status:
+            raise LaunchError(f"qstat: {_complaint(answer)}; is this where jobs are submitted?")
 
     def submit(self, job: JobDirectory, launch: LaunchConfig, *, after: Sequence[str] = (), array: str = "") -> str:
         """Raises `LaunchError`, and `NoAnswerError` if it may have been submitted."""
@@ -86,16 +75,6 @@ class Pbs:
         if answer.status and not _is_over(answer) and not _look(submission).state.is_over:
             raise LaunchError(f"qdel {submission}: {_complaint(answer)}")
 
-    def release(self, submission: str) -> None:
-        """Raises `LaunchError`."""
-        answer = ask("qrls", submission)
-        if answer.status:
-            raise LaunchError(f"qrls {submission}: {_complaint(answer)}")
-
-    def unnoted(self, job: JobDirectory) -> list[str]:
-        """PBS does not say from where a job was submitted."""
-        return []
-
 
 def _look(id_: str) -> Seen:
     if not _ID.fullmatch(id_):
@@ -105,39 +84,24 @@ def _look(id_: str) -> Seen:
     except LaunchError as error:
         return Seen(id_, State.UNKNOWN, str(error))
     if fields is None:
-        return Seen(id_, State.UNKNOWN, "PBS knows no such job, or has forgotten it", is_forgotten=True)
-    state, reason = _state(fields)
-    return Seen(
-        id_,
-        state,
-        reason,
-        tuple(dict.fromkeys(re.findall(r"(?:^|\+)([A-Za-z0-9][A-Za-z0-9_.-]*)", fields.get("exec_host", "")))),
-        max(0, _number(fields.get("run_count", "1")) - 1),
-        _time(fields.get("qtime", "")),
-        _time(fields.get("stime", fields.get("start_time", ""))),
-        _time(fields.get("mtime", "")) if state.is_over else None,
-    )
+        return Seen(id_, State.UNKNOWN, "PBS does not know this job, or has forgotten it", is_forgotten=True)
+    nodes = re.findall(r"(?:^|\+)([A-Za-z0-9][A-Za-z0-9_.-]*)", fields.get("exec_host", ""))
+    return Seen(id_, *_state(fields), tuple(dict.fromkeys(nodes)))
 
 
 def _fields(id_: str) -> dict[str, str] | None:
-    """What qstat tells of a job; None if it knows none such. Raises `NoAnswerError`."""
+    """A job's fields as qstat prints them; None for a job that it does not know. Raises `NoAnswerError`."""
     answer = ask("qstat", "-x", "-f", id_)  # -x: finished ones, too, as PBS Professional has it
     if answer.status and not _is_over(answer):
         answer = ask("qstat", "-f", id_)
     if answer.status == 0 and "job_state" in answer.stdout:
-        return dict(_attributes(answer.stdout))
+        # Long values go on behind a tab; in Slurm's qstat fields begin with one.
+        lines = re.sub(r"\n\t(?!\S+ = )", "", answer.stdout).splitlines()
+        pairs = (line.strip().partition(" = ") for line in lines)
+        return {name: value.strip() for name, equals, value in pairs if equals}
     if answer.status == 0 or _is_over(answer):
         return None
     raise NoAnswerError(f"qstat: {_complaint(answer)}")
-
-
-def _attributes(text: str) -> Iterator[tuple[str, str]]:
-    """Lines `name = value`, of which long ones go on behind a tab, and the names of Slurm's stand behind one."""
-    joined = re.sub(r"\n\t(?!\S+ = )", "", text)
-    for line in joined.splitlines():
-        name, equals, value = line.strip().partition(" = ")
-        if equals:
-            yield name, value.strip()
 
 
 def _state(fields: Mapping[str, str]) -> tuple[State, str]:
@@ -155,33 +119,12 @@ def _state(fields: Mapping[str, str]) -> tuple[State, str]:
     return State.FAILED, f"status {number}"
 
 
-def _queues() -> list[str]:
-    answer = ask("qstat", "-Q")
-    if answer.status:
-        raise LaunchError(f"qstat: {_complaint(answer)}; is this where jobs are submitted?")
-    lines = answer.stdout.splitlines()
-    rule = next((number for number, line in enumerate(lines) if line.startswith("---")), -1)
-    return [line.split()[0] for line in lines[rule + 1 :] if line.strip()]
-
-
 def _is_over(answer: Answer) -> bool:
     text = answer.stderr + answer.stdout
     return answer.status in (_UNKNOWN_JOB, _HAS_FINISHED) or "Unknown Job Id" in text or "has finished" in text
 
 
 def _complaint(answer: Answer) -> str:
-    """Slurm's qsub shows what sbatch said as a Perl list in quotation marks."""
-    told = re.findall(r"error: ([^\n']+)", answer.stdout)
-    return shown(told[-1]) if told else answer.reason
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
-
-
-def _time(text: str) -> datetime | None:
-    """As `ctime` writes it, in this machine's zone."""
-    try:
-        return datetime.strptime(" ".join(text.split()), "%a %b %d %H:%M:%S %Y").astimezone()
-    except ValueError:
-        return None
+    """Slurm's qsub prints what sbatch said as a Perl list in quotation marks."""
+    errors = re.findall(r"error: ([^\n']+)", answer.stdout)
+    return shown(errors[-1]) if errors else answer.reason

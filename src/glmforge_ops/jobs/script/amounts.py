@@ -10,7 +10,7 @@ _UNITS = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 
 
 def seconds(text: str) -> float:
-    """Of Slurm's way to write a time; endless for UNLIMITED and the like.
+    """Of a time as Slurm writes it; infinite for UNLIMITED and the like.
 
     Without days the last number is seconds, but a single one minutes; with days the first one is hours.
     """
@@ -30,8 +30,7 @@ def seconds(text: str) -> float:
 def hours_minutes_seconds(text: str) -> str:
     """A time of Slurm's as PBS writes it, HH:MM:SS."""
     minutes, rest = divmod(int(seconds(text)), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours:02d}:{minutes:02d}:{rest:02d}"
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest:02d}"
 
 
 def megabytes(text: str) -> int:
@@ -39,28 +38,15 @@ def megabytes(text: str) -> int:
     return math.ceil(int(text.rstrip("KMGT")) * _UNITS[text[-1] if text[-1] in _UNITS else "M"])
 
 
-def pbs_amount(text: str) -> str:
-    """64G as PBS writes it: 64gb."""
-    unit = text[-1] if text[-1] in _UNITS else "M"
-    return f"{text.rstrip('KMGT')}{unit.lower()}b"
-
-
 def least_nodes(launch: LaunchConfig) -> int:
-    """With fewer it never starts.
-
-    Slurm gives a supervised job as many of a range as there are; elsewhere spares are asked for like the other nodes.
-    """
-    if _is_range(launch):
+    """With fewer it never starts. Slurm takes a range of nodes; elsewhere spares are asked for like the others."""
+    if launch.launcher == "slurm":
         return launch.supervisor.min_nodes or launch.nodes
     return launch.nodes + launch.supervisor.spare_nodes
 
 
 def most_nodes(launch: LaunchConfig) -> int:
     """It has use for no more, spares included."""
-    if _is_range(launch):
+    if launch.launcher == "slurm":
         return max(launch.nodes, launch.supervisor.max_nodes or 0) + launch.supervisor.spare_nodes
     return least_nodes(launch)
-
-
-def _is_range(launch: LaunchConfig) -> bool:
-    return launch.launcher == "slurm" and launch.supervise

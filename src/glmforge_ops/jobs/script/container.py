@@ -1,8 +1,7 @@
-"""How ranks come into a container: by the plugin pyxis of srun, or as a program that Apptainer starts.
+"""How ranks get into a container: by srun's plugin pyxis, or as a program that Apptainer starts.
 
-Both see of the machine what is named here, at the same path as outside. Apptainer adds the user's home and hands on the
-environment. What else a run reads, such as its data, is for the user to name: in APPTAINER_BIND, or in enroot's own
-mounts.
+Inside, the places named here have the same paths as outside. Apptainer adds the user's home and passes on the
+environment. Users name what else a run reads, such as its data: in APPTAINER_BIND, or in enroot's mounts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +20,7 @@ def in_apptainer(image: str, places: Iterable[Path], *, gpus: bool) -> list[str]
 
 
 def by_pyxis(image: str, places: Sequence[Path]) -> list[str]:
-    """Options of srun. The first of the places is where the command runs."""
+    """Options of srun. The command runs in the first of the places."""
     mounts = ",".join(f"{place}:{place}" for place in _distinct(places))
     return [
         f"--container-image={image}",

@@ -7,22 +7,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 from glmforge.errors import LaunchError
 from glmforge.files import open_regular
 from glmforge.observe.job_records import AttemptDirectory
 from glmforge_ops.jobs.ranks.assignment import Assignment
 from glmforge_ops.jobs.script.container import in_apptainer
-
-KILL_LIMIT_S = 10.0
-"""That ending every process may take; a node that does not answer in it ends its ranks itself."""
-
-STARTER_LOG = "starter.log"
-"""In an attempt's directory: what srun, or the node's own program, has said. Through ssh, one for each node."""
 
 _LIBC, _PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 
@@ -41,7 +35,7 @@ class Running(Protocol):
 
 
 class Starter(Protocol):
-    """Starts ranks. Raises `LaunchError` if its program is not there."""
+    """Starts ranks. Raises `LaunchError` if its program is missing."""
 
     name: str
 
@@ -51,7 +45,7 @@ class Starter(Protocol):
 def ranks_command(attempt: AttemptDirectory, *arguments: str) -> list[str]:
     """The command line of `jobs.ranks` on a node: the same Python, at the same path.
 
-    -P: what lies in the working directory is not imported in place of Python's own modules.
+    -P: files of the working directory are not imported in place of Python's own modules.
     """
     return [sys.executable, "-P", "-m", "glmforge_ops.jobs.ranks", str(attempt.root), *arguments]
 
@@ -69,29 +63,29 @@ def write_assignment(attempt: AttemptDirectory, ranks: Assignment, *, container_
 
 
 def places_in_container(attempt: AttemptDirectory, ranks: Assignment) -> list[Path]:
-    """What ranks need of their node: where they run, what the job's directory says, and the file of their step."""
+    """What ranks need of their node: where they run, the job's directory, and the file of their step."""
     return [Path(ranks.cwd), attempt.job, Path("/dev/shm")]
 
 
 def spawn(
-    command: Sequence[str],
-    log: Path,
-    *,
-    environment: Mapping[str, str] | None = None,
-    stdin: int = subprocess.DEVNULL,
+    command: Sequence[str], log: Path, *, environment: Mapping[str, str] | None = None, stdin: int = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    """Start a starter's program in a session of its own: a Ctrl-C on the terminal is the supervisor's to pass on.
+    """Start a starter's program in a session of its own: the supervisor passes a Ctrl-C on.
 
-    It gets SIGTERM when this process is killed. Raises `LaunchError` if the program is not there.
+    It gets SIGTERM when this process is killed. On a full disk its output is lost. Raises `LaunchError` if the program
+    is missing.
     """
-    with _opened(log) as said:
+    with contextlib.ExitStack() as stack:
+        output = subprocess.DEVNULL
+        with contextlib.suppress(OSError):
+            output = stack.enter_context(open_regular(log, "ab")).fileno()
         try:
             return subprocess.Popen(
                 command,
                 env=environment,
                 stdin=stdin,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
                 start_new_session=True,
                 preexec_fn=lambda: _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
             )
@@ -103,24 +97,12 @@ def spawn(
             raise LaunchError(f"'{command[0]}' cannot be started: {error.strerror}") from None
 
 
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
-    """On a full disk what starters say is lost, and nothing else."""
-    try:
-        file = open_regular(path, "ab")
-    except OSError:
-        file = Path(os.devnull).open("ab")  # noqa: SIM115
-    with file:
-        yield file
-
-
 def wait_all(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> None:
-    """Until all have ended, at most so long; what is left of a starter's own processes is killed."""
+    """Until all have ended, at most so long; those of the starter that are left are killed."""
     deadline = time.monotonic() + timeout_s
     for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, deadline - time.monotonic()))
-    for process in processes:
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -1,12 +1,12 @@
 """Ranks by Slurm's srun, one task per node, in the job that this process is part of.
 
-What has to be said although it looks like a default, since a job's environment says otherwise to srun:
+Options that are given although they look like defaults, since a job's environment says otherwise to srun:
 
 - `--ntasks`, `--nodes`, `--ntasks-per-node`: SLURM_NTASKS and its like are the job's, not the attempt's.
 - `--export=ALL`: SLURM_EXPORT_ENV may be NONE.
 - SRUN_CPUS_PER_TASK: srun no longer takes --cpus-per-task from the job; the task has the CPUs of all ranks of the node.
-- `--kill-on-bad-exit=0 --no-kill --wait=0`: the ranks that are left are saving, or write where they hang, when one has
-  failed or its node was lost; how long they may is the supervisor's to say. Slurm would kill them without a word.
+- `--kill-on-bad-exit=0 --no-kill --wait=0`: when a rank has failed or its node was lost, the others are saving, or
+  write where they hang; the supervisor says for how long. Slurm would kill them without a word.
 - `--overlap`: the step of the attempt before may still hold its CPUs on a node that does not answer.
 
 Signals go through scancel, by the step's name: srun makes something else of several of them. Slurm may give a signal to
@@ -21,43 +21,24 @@ import subprocess
 
 from glmforge.errors import LaunchError
 from glmforge.observe.job_records import AttemptDirectory
-from glmforge_ops.jobs.ranks.assignment import Assignment
-from glmforge_ops.jobs.ranks.variables import slurm_job
+from glmforge_ops.jobs.ranks.assignment import Assignment, slurm_job
 from glmforge_ops.jobs.schedulers.base import ask, asking
 from glmforge_ops.jobs.script.container import by_pyxis, is_apptainers
-from glmforge_ops.jobs.starters.base import (
-    STARTER_LOG,
-    places_in_container,
-    ranks_command,
-    spawn,
-    wait_all,
-    write_assignment,
-)
+from glmforge_ops.jobs.starters.base import places_in_container, ranks_command, spawn, wait_all, write_assignment
 
 _END_LIMIT_S = 5.0
-"""That srun may take to end once Slurm was told to kill the step: it would wait for nodes that do not answer."""
+"""That srun may take to end once Slurm has killed the step: it would wait for nodes that do not answer."""
 
 _OF_ATTEMPTS = "attempt-"
 
-_CONTRADICT = frozenset(
-    {
-        "SLURM_ARBITRARY_NODELIST",
-        "SLURM_CPU_BIND",
-        "SLURM_DISTRIBUTION",
-        "SLURM_EXPORT_ENV",
-        "SLURM_GPUS",
-        "SLURM_GPUS_PER_TASK",
-        "SLURM_HOSTFILE",
-        "SLURM_MEM_PER_CPU",
-        "SLURM_MEM_PER_NODE",
-        "SLURM_NNODES",
-        "SLURM_NPROCS",
-        "SLURM_NTASKS",
-        "SLURM_NTASKS_PER_GPU",
-        "SLURM_NTASKS_PER_NODE",
-        "SLURM_TASKS_PER_NODE",
-    }
-)
+_CONTRADICT = {
+    f"SLURM_{name}"
+    for name in (
+        "ARBITRARY_NODELIST", "CPU_BIND", "DISTRIBUTION", "EXPORT_ENV", "GPUS", "GPUS_PER_TASK", "HOSTFILE",
+        "MEM_PER_CPU", "MEM_PER_NODE", "NNODES", "NPROCS", "NTASKS", "NTASKS_PER_GPU", "NTASKS_PER_NODE",
+        "TASKS_PER_NODE",
+    )
+}  # fmt: skip
 """Variables of the job that would contradict the options."""
 
 
@@ -77,14 +58,14 @@ class SrunStarter:
         container = _container_options(attempt, ranks)
         write_assignment(attempt, ranks, container_by_starter=bool(container))
         name = f"{_OF_ATTEMPTS}{attempt.root.name}"
-        command = [*srun_options(ranks, name), *container, *ranks_command(attempt, "--slurm-node")]
+        command = [*_srun_options(ranks, name), *container, *ranks_command(attempt, "--slurm-node")]
         environment = {key: value for key, value in os.environ.items() if key not in _CONTRADICT}
         environment["SRUN_CPUS_PER_TASK"] = str((ranks.cpus_per_task or 1) * ranks.ranks_per_node)
-        return Step(job, name, spawn(command, attempt.root / STARTER_LOG, environment=environment))
+        return Step(job, name, spawn(command, attempt.root / "starter.log", environment=environment))
 
 
-def srun_options(ranks: Assignment, name: str) -> list[str]:
-    """srun, and all that it needs to start one task on each of the nodes."""
+def _srun_options(ranks: Assignment, name: str) -> list[str]:
+    """srun, with options to start one task on each of the nodes."""
     return [
         "srun",
         f"--job-name={name}",
@@ -137,7 +118,7 @@ def _steps_of(job: str) -> list[tuple[str, str]]:
 
 
 def _container_options(attempt: AttemptDirectory, ranks: Assignment) -> list[str]:
-    """Of the plugin pyxis; none without it, or without an image that is its own: Apptainer's files are Apptainer's."""
+    """Of the plugin pyxis; empty without it, and for files of Apptainer's, which it does not read."""
     if ranks.container is None or is_apptainers(ranks.container) or not _has_containers():
         return []
     return by_pyxis(ranks.container, places_in_container(attempt, ranks))
@@ -149,7 +130,7 @@ def _has_containers() -> bool:
 
 
 def _ask(*command: str) -> str:
-    """What it prints; nothing if it fails or hangs: a controller that is down does not end the ranks."""
+    """Its output; empty if it fails or hangs: a controller that is down does not end the ranks."""
     try:
         return ask(*command, environment=asking()).stdout
     except LaunchError:

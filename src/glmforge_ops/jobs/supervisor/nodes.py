@@ -1,125 +1,135 @@
-"""Which nodes have failed a job, which are out, and why: `nodes.json` of the job's directory.
+"""Which nodes have failed a job, which are out, and why: read from the job's events.
 
-One program writes the file, the supervisor. A person who takes a node back (`glmforge jobs allow`) leaves an event
-instead, which counts for whatever happened before it: so neither overwrites what the other has written.
+The supervisor writes that a node failed, is out or is used again; a person who takes one back (`glmforge jobs allow`)
+writes an event as well, which clears everything before it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from pathlib import Path
-from typing import Self
-
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from typing import Any
 
 from glmforge.config.launch import SupervisorConfig
 from glmforge.errors import LaunchError
-from glmforge.files import read_json
-from glmforge.observe.job_records import JobDirectory
-from glmforge.observe.run import write_text
+from glmforge.observe.job_records import Cause, JobDirectory, Verdict, utc_now
+from glmforge_ops.jobs.supervisor.allocation import Allocation
+from glmforge_ops.jobs.supervisor.records import Records
 
-ALLOWED = "node allowed"
-"""The event by which a person takes a node back."""
+FAILED, OUT, BACK, ALLOWED = "node failed", "node out", "node back", "node allowed"
+"""Events."""
 
 FORGOTTEN_AFTER = timedelta(days=1)
 """A failure as old as that no longer counts: in a run of months every node fails now and then."""
 
-
-class _Part(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True)
-
-
-class Failure(_Part):
-    """Of a node in an attempt."""
-
-    time: AwareDatetime
-    attempt: int
-    why: str = Field(max_length=2000)
+_COUNTED = {Cause.MACHINE, Cause.HANG, Cause.STORAGE, Cause.NODE_LOST}
+"""What counts against the node that a verdict names. A lost node is not there anyway until it answers again; it is
+counted all the same, since one that comes and goes is not wanted."""
 
 
-class Out(_Part):
+@dataclass(frozen=True)
+class Out:
     """A node that is not used. `drained`: in the scheduler as well, by us."""
 
-    since: AwareDatetime
-    reason: str = Field(max_length=2000)
+    since: datetime
+    reason: str
     drained: bool = False
 
 
-class Node(_Part):
-    """What is known of a node that has failed."""
+@dataclass
+class Ledger:
+    """Nodes that have failed, with the times by attempt, and those that are out."""
 
-    failures: tuple[Failure, ...] = ()
-    out: Out | None = None
-
-
-class Ledger(_Part):
-    """Nodes that have failed; one that is not named has not."""
-
-    nodes: dict[str, Node] = {}
+    failed: dict[str, dict[int, datetime]] = field(default_factory=dict)
+    out: dict[str, Out] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, job: JobDirectory) -> Self:
-        """With what people have allowed since. Raises `LaunchError` if the file is damaged."""
-        found = cls()
-        if job.nodes.exists():
-            try:
-                found = cls.model_validate(read_json(job.nodes, dict, error=LaunchError))
-            except ValidationError as error:
-                raise LaunchError(
-                    f"{job.nodes}: {error.errors()[0]['msg']}; move it away, and no node counts as failed"
-                ) from None
+    def read(cls, job: JobDirectory) -> "Ledger":
+        ledger = cls()
         for event in job.read_events():
-            if event.get("event") == ALLOWED and isinstance(event.get("node"), str):
-                found = found.allowed(event["node"], datetime.fromisoformat(event["time"]))
-        return found
+            ledger.add(event)
+        return ledger
 
-    def write(self, path: Path) -> None:
-        """A reader finds the old text or the new one."""
-        write_text(path, self.model_dump_json(indent=2) + "\n")
+    def add(self, event: Mapping[str, Any]) -> None:
+        name, node = event.get("event"), str(event.get("node"))
+        if name == FAILED:
+            time = datetime.fromisoformat(event["time"])
+            self.failed.setdefault(node, {})[int(event.get("attempt") or 0)] = time
+        elif name == OUT:
+            time = datetime.fromisoformat(event["time"])
+            self.out[node] = Out(time, str(event.get("reason")), drained=bool(event.get("drained")))
+        elif name in (BACK, ALLOWED):
+            self.failed.pop(node, None)
+            self.out.pop(node, None)
 
-    def out(self) -> dict[str, Out]:
-        return {name: node.out for name, node in self.nodes.items() if node.out is not None}
-
-    def failures(self, name: str, now: datetime) -> int:
-        """That count."""
-        failures = self.nodes[name].failures if name in self.nodes else ()
-        return sum(now - failure.time < FORGOTTEN_AFTER for failure in failures)
-
-    def failed(self, name: str, failure: Failure) -> Self:
-        node = self.nodes.get(name, Node())
-        return self._with(name, node.model_copy(update={"failures": (*node.failures[-99:], failure)}))
-
-    def put_out(self, name: str, out: Out) -> Self:
-        return self._with(name, self.nodes.get(name, Node()).model_copy(update={"out": out}))
-
-    def taken_back(self, name: str) -> Self:
-        """It is used again, as if it had never failed."""
-        return self._with(name, Node())
-
-    def allowed(self, name: str, at: datetime) -> Self:
-        """What happened to it before then no longer counts."""
-        node = self.nodes.get(name)
-        if node is None:
-            return self
-        kept = tuple(failure for failure in node.failures if failure.time > at)
-        return self._with(name, Node(failures=kept, out=node.out if node.out and node.out.since > at else None))
-
-    def due(self, config: SupervisorConfig, now: datetime) -> list[str]:
-        """Nodes that have been out for long enough to be looked at again."""
-        if config.node_back_after_s is None:
-            return []
-        least = timedelta(seconds=config.node_back_after_s)
-        return [name for name, out in self.out().items() if now - out.since >= least]
-
-    def _with(self, name: str, node: Node) -> Self:
-        return self.model_copy(update={"nodes": {**self.nodes, name: node}})
+    def failures(self, node: str, now: datetime) -> int:
+        """Those that count."""
+        return sum(now - time < FORGOTTEN_AFTER for time in self.failed.get(node, {}).values())
 
 
 def allow(job: JobDirectory, nodes: Iterable[str], who: str = "") -> list[str]:
     """Take nodes back into the job; those that were out or had failed. Raises `LaunchError` for others."""
     ledger, taken = Ledger.read(job), []
     for name in nodes:
-        if name not in ledger.nodes:
-            raise LaunchError(f"{job.name}: {name} is not out; out are: {', '.join(ledger.out()) or 'none'}")
+        if name not in ledger.failed and name not in ledger.out:
+            raise LaunchError(f"{job.name}: {name} is not out; out are: {', '.join(ledger.out) or 'no nodes'}")
         job.event(ALLOWED, f"{name} is used again{f', says {who}' if who else ''}", node=name)
         taken.append(name)
     return taken
+
+
+Checker = Callable[[Sequence[str]], Mapping[str, str]]
+"""What is wrong with nodes; those that pass, and those that cannot be asked, are left out."""
+
+
+@dataclass
+class Nodes:
+    """The nodes of a job's allocation: counts their failures, puts them out and takes them back."""
+
+    records: Records
+    config: SupervisorConfig
+    allocation: Allocation
+    checker: Checker | None = None
+
+    def ledger(self) -> Ledger:
+        """With those taken back whose time is over and that pass a check."""
+        ledger, now, after_s = Ledger.read(self.records.job), utc_now(), self.config.node_back_after_s
+        for name, out in list(ledger.out.items()) if after_s is not None else []:
+            if now - out.since < timedelta(seconds=after_s or 0.0):
+                continue
+            if (fault := self.faults([name]).get(name)) is not None:
+                self._put_out(name, f"a check fails: {fault}", drained=out.drained)
+                continue
+            self.records.say(BACK, f"{name} is used again", node=name)
+            ledger.add({"event": BACK, "node": name})
+            if out.drained:
+                self._drain(name, None)
+        return ledger
+
+    def count_failure(self, verdict: Verdict, attempt: int, faults: Mapping[str, str]) -> None:
+        """What the verdict says of a node; an attempt is counted once. A check that fails confirms it at once."""
+        name, ledger, now = verdict.node, Ledger.read(self.records.job), utc_now()
+        if name is None or verdict.cause not in _COUNTED or attempt in ledger.failed.get(name, {}):
+            return
+        count, fault = ledger.failures(name, now) + 1, faults.get(name)
+        self.records.say(FAILED, f"{name}: failure {count}", node=name, attempt=attempt, failures=count)
+        if self.config.bad_node == "ignore" or name in ledger.out or (count < self.config.node_failures and not fault):
+            return
+        reason = f"a check fails: {fault}" if fault else f"{count} failures, the last: {verdict.why}"
+        self._put_out(name, reason, drained=self.config.bad_node == "drain")
+        if self.config.bad_node == "drain":
+            self._drain(name, reason)
+
+    def faults(self, nodes: Sequence[str]) -> Mapping[str, str]:
+        """What checks find wrong with these nodes."""
+        with self.records.noted("not checked", f"{', '.join(nodes)}: "):
+            if self.checker is not None and self.config.check:
+                return self.checker(nodes)
+        return {}
+
+    def _put_out(self, name: str, reason: str, *, drained: bool) -> None:
+        detail = f"{name}: {reason}; 'glmforge jobs allow' takes it back"
+        self.records.say(OUT, detail, node=name, reason=reason, drained=drained)
+
+    def _drain(self, name: str, reason: str | None) -> None:
+        with self.records.noted("not drained", f"{name}: "):
+            self.allocation.drain(name, reason)

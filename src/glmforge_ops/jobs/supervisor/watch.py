@@ -1,29 +1,42 @@
 """One attempt while it runs: signals are passed on, and the ranks that outlive a failure are ended in time.
 
-Ranks wait in a collective for one that has gone, and learn of it at once (a machine's kernel), after some ten seconds
-(`glmforge.parallel.peers`) or after many minutes (the process group's limit). So once a rank has failed, the others get
-as long as it takes to write down what they know: `grace_s` where they may be saving, `hung_s` where a watchdog ended
-it, `hurry_s` where it failed by an error, `killed_s` where it was killed or names another one, which is known then, and
-`gone_s` where a node does not answer any more.
+Ranks wait in a collective for one that has gone, and notice it at once (by the machine's kernel), after some ten
+seconds (`glmforge.parallel.peers`) or after many minutes (the process group's limit). So once a rank has failed, the
+others get as long as it takes to write down what they know: `grace_s` where they may be saving, `hung_s` where a
+watchdog ended it, `hurry_s` where it failed by an error, `killed_s` where it was killed or names another one, which is
+known then, and `gone_s` where a node does not answer any more.
+
+Everything is read from files that others write, and as seldom as may be: a job of a thousand ranks lies on storage that
+its training needs.
 """
 
+import json
+import os
+import re
 import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
-from glmforge.observe.job_records import RankRecord
+from glmforge.errors import LaunchError
+from glmforge.files import read_end
+from glmforge.observe.job_records import AttemptDirectory, RankRecord
+from glmforge.observe.run import RunDirectory
 from glmforge_ops.jobs.starters.base import Running
+from glmforge_ops.jobs.supervisor.evidence import Seen, first_step, read_run_events
 from glmforge_ops.jobs.supervisor.judge import HUNG, INTERRUPTED, PREEMPTED
-from glmforge_ops.jobs.supervisor.progress import Progress
-from glmforge_ops.jobs.supervisor.words import who_was_lost
+from glmforge_ops.jobs.supervisor.signs import who_was_lost
 
 _POLL_S, _LOOK_S = 0.1, 1.0
+_TAIL = 1 << 16
+_LOGGED = re.compile(rb"[^ ]* [^ ]* (\d{1,17})( |$)")
 _PASSED = {
     signal.SIGTERM: signal.SIGTERM,
     signal.SIGUSR1: signal.SIGUSR1,
@@ -51,17 +64,15 @@ class Limits:
     ask_s: float = 15.0
     quiet_s: float = 10.0
 
-
-@dataclass
-class Seen:
-    """What was seen of an attempt while it ran. `silent_since`: seconds since 1970."""
-
-    status: int | None = None
-    signals: list[str] = field(default_factory=list)
-    lost: dict[str, str] = field(default_factory=dict)
-    silent_s: float | None = None
-    silent_since: float | None = None
-    ended_early: bool = False
+    def after(self, first: RankRecord) -> float:
+        """That the other ranks have once `first` has failed: while they may have something to save or to write."""
+        status = first.status
+        if status is None or status in _SAVES:
+            return self.grace_s
+        if status == HUNG:
+            return min(self.hung_s, self.grace_s)
+        is_known = status < 0 or who_was_lost(first.last_words) is not None
+        return min(self.killed_s if is_known else self.hurry_s, self.hurry_s, self.grace_s)
 
 
 class SignalQueue:
@@ -80,9 +91,7 @@ class SignalQueue:
             self._before = {number: signal.signal(number, self._on_signal) for number in _PASSED}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
@@ -101,15 +110,72 @@ class SignalQueue:
         self._came.put(signal.Signals(number))
 
 
-def patience(first: RankRecord, limits: Limits) -> float:
-    """Seconds that the other ranks have once `first` has failed: while they may have something to save or to say."""
-    status = first.status
-    if status is None or status in _SAVES:
-        return limits.grace_s
-    if status == HUNG:
-        return min(limits.hung_s, limits.grace_s)
-    is_known = status < 0 or who_was_lost(first.last_words) is not None
-    return min(limits.killed_s if is_known else limits.hurry_s, limits.hurry_s, limits.grace_s)
+class Progress:
+    """Looks at an attempt that runs. `run` is the directory of a training run, None for another program."""
+
+    def __init__(self, directory: AttemptDirectory, run: Path | None, began: datetime) -> None:
+        self.directory, self.run, self.began = directory, None if run is None else RunDirectory(run), began
+        self._metrics_before = None if self.run is None else _mark(self.run.metrics)
+        self._ranks: list[RankRecord] = []
+        self._ranks_mark: tuple[int, int] | None = None
+        self._first_step: int | None = None
+        self._events_mark: tuple[int, int] | None = None
+
+    def ranks(self) -> list[RankRecord]:
+        """As they were when a record was last written, which the time of their directory shows."""
+        mark = _mark(self.directory.root)
+        if mark != self._ranks_mark:
+            self._ranks, self._ranks_mark = self.directory.read_ranks(), mark
+        return self._ranks
+
+    def begun(self) -> int | None:
+        """Steps before this attempt's first one, once that is done; None before."""
+        before, recorded = self._steps_before(), None
+        if self.run is not None and _mark(self.run.metrics) != self._metrics_before:
+            # What was recorded before this attempt may have been cut off and be written again.
+            with suppress(LaunchError, ValueError, IndexError):
+                recorded = json.loads(_last_lines(self.run.metrics)[-1]).get("step")
+        logged = logged_step(self.directory)
+        return before if any(isinstance(step, int) and step > before for step in (recorded, logged)) else None
+
+    def _steps_before(self) -> int:
+        mark = None if self.run is None else _mark(self.run.events)
+        if self.run is not None and self._first_step is None and mark != self._events_mark:
+            self._events_mark = mark
+            self._first_step = first_step(read_run_events(self.run.root, self.began))
+        return self._first_step or 0
+
+    def last_sign(self) -> float:
+        """The one place that says what a sign of life is: the latest time of logs, records, metrics and marks of slow
+        work (`glmforge.observe.alive`); seconds since 1970."""
+        times = [self.began.timestamp()]
+        with suppress(OSError), os.scandir(self.directory.root) as entries:
+            times += [entry.stat().st_mtime for entry in entries if entry.name.startswith("rank-")]
+        for path in (self.run.metrics, self.run.alive) if self.run is not None else ():
+            with suppress(OSError):
+                times.append(path.stat().st_mtime)
+        return max(times)
+
+
+def logged_step(directory: AttemptDirectory) -> int | None:
+    """Of the last lines of the first rank's log. Each has time, rank and step, `-` before the first."""
+    with suppress(LaunchError):
+        steps = (_LOGGED.match(line) for line in _last_lines(directory.log(0)))
+        return max((int(step[1]) for step in steps if step is not None), default=None)
+    return None
+
+
+def _last_lines(path: Path) -> list[bytes]:
+    """Whole ones among the last of a file. Raises `LaunchError`."""
+    end = read_end(path, error=LaunchError, max_bytes=_TAIL)
+    return end.split(b"\n")[1 if len(end) == _TAIL else 0 : -1]
+
+
+def _mark(path: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        state = path.stat()
+        return state.st_mtime_ns, state.st_size
+    return None
 
 
 class Watch:
@@ -137,16 +203,17 @@ class Watch:
         self._deadline: float | None = None
         self._why = ""
         self._trained = False
-        self._stragglers = 0
         self._asked_at = time.monotonic()
 
     def until_ended(self) -> Seen:
-        """Comes back when all ranks that can be reached have ended."""
+        """Returns when all ranks that can be reached have ended."""
         looked_at = 0.0
         while (status := self.running.poll()) is None:
             self._pass_on()
             if time.monotonic() - looked_at >= _LOOK_S:
-                self._look()
+                self._look_for_steps()
+                self._look_at_ranks()
+                self._look_for_silence()
                 looked_at = time.monotonic()
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 self.seen.ended_early = True
@@ -167,27 +234,16 @@ class Watch:
             self.say("signal", f"{number.name} came, and is passed on to the ranks", signal=number.name)
             self.running.signal(_PASSED[number])
 
-    def _look(self) -> None:
-        self._look_for_steps()
-        self._look_at_ranks()
-        found = [event for event in self.progress.events() if event.event == "straggler"]
-        for event in found[self._stragglers :]:
-            self.say("straggler", f"after step {event.step}: {event.detail}", step=event.step)
-        self._stragglers = len(found)
-        self._look_for_silence()
-
     def _look_for_steps(self) -> None:
-        if not self._trained:
-            step, first = self.progress.step(), self.progress.first_step() or 0
-            if step is not None and step > first:
-                self._trained = True
-                self.on_training(first)
+        if not self._trained and (before := self.progress.begun()) is not None:
+            self._trained = True
+            self.on_training(before)
 
     def _look_at_ranks(self) -> None:
         failed = [rank for rank in self.progress.ranks() if rank.ended is not None and rank.status != 0]
         if failed and self._deadline is None and not self.seen.ended_early:
             first = min(failed, key=lambda rank: (rank.ended or rank.began, rank.rank))
-            seconds = patience(first, self.limits)
+            seconds = self.limits.after(first)
             what = f"rank {first.rank} on {first.node} ended with status {first.status}"
             self._end_in(seconds, what)
             facts = {"rank": first.rank, "node": first.node, "status": first.status, "others_have_s": seconds}

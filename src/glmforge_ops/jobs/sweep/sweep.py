@@ -1,4 +1,4 @@
-"""A sweep: a run for each point, made, submitted, run from here, and cancelled.
+"""A sweep: a job for each point, made, submitted, run from here, and cancelled.
 
     jobs/lr/sweep.json     its points, and how it was asked for; written once, when all points are there
     jobs/lr/script.sh      what a scheduler was given: one array of all points
@@ -9,13 +9,12 @@ Every point's whole configuration is checked before anything is written. Each is
 sweep's with the point's number (`lr-003`), and so are its directory (beside the one that a run without the sweep has)
 and every other place that it writes to.
 
-Under Slurm a sweep is one array, and each submission of a point is a task of it, `12_3`. Submitted again, an array of
-those tasks follows that have not finished and are not on their way. Who was killed while submitting leaves an array
-that is not noted, or not in all of its jobs: whoever submits next notes it. Elsewhere the points are run from here.
+Under Slurm a sweep is one array, and each submission of a point is a task of it, `12_3`. Submitting again makes an
+array of the tasks that have not finished and are not queued or running. If submitting was killed before every job knew
+its task, the next one finds the array. With other launchers the points are run from here.
 """
 
 import itertools
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,27 +29,21 @@ from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError, LaunchError
 from glmforge.files import shown
 from glmforge.observe.job_records import FileRecord, JobDirectory, utc_now
-from glmforge.observe.run import write_text
 from glmforge_ops.jobs.control import cancel_all
-from glmforge_ops.jobs.new_job import NewJob, make_directory, removed_on_error, run_job
+from glmforge_ops.jobs.new_job import NewJob, run_job
 from glmforge_ops.jobs.preflight import check_fit
-from glmforge_ops.jobs.registry import Job, SchedulerOf
+from glmforge_ops.jobs.registry import SchedulerOf
 from glmforge_ops.jobs.schedulers.base import State
 from glmforge_ops.jobs.script.render import Script, render
-from glmforge_ops.jobs.several import Report, Several, is_live, is_noted, read_record
+from glmforge_ops.jobs.several import Report, Several, is_live, is_noted, read_record, write_new
 from glmforge_ops.jobs.state import JobState
-from glmforge_ops.jobs.submit import adopted, id_of_task, note_submission, submit_noted
-from glmforge_ops.jobs.sweep.points import Point, value_words
-from glmforge_ops.jobs.sweep.results import Result, read_results
-
-ARRAYS = ("slurm",)
-"""Launchers whose scheduler runs a sweep as one array; of the others, points are started from here."""
+from glmforge_ops.jobs.submit import id_of_task, note_submission, submit_noted
+from glmforge_ops.jobs.sweep.points import Settings, overrides_of, settings_words, value_words
+from glmforge_ops.jobs.sweep.results import Result, read_result
 
 _MAX_NAME = 56
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{_MAX_NAME - 1}}}")
 _DIGITS = 3
-_OWN: dict[str, Any] = {"name": True, "output_dir": True, "checkpoint": {"dir"}, "observe": {"tensorboard_dir"}}
-"""What differs between points by itself."""
 
 
 class PointRecord(FileRecord):
@@ -60,6 +53,9 @@ class PointRecord(FileRecord):
     job: JobName
     settings: dict[str, Any]
 
+    def __str__(self) -> str:
+        return f"point {self.task} ({settings_words(self.settings)})"
+
 
 class SweepRecord(FileRecord):
     """What a sweep is; never changes."""
@@ -67,7 +63,6 @@ class SweepRecord(FileRecord):
     name: JobName
     created: AwareDatetime
     config: str
-    overrides: list[str]
     launcher: Launcher
     at_once: PositiveInt | None
     """Most points that run at the same time."""
@@ -79,6 +74,10 @@ class SweepRecord(FileRecord):
         words = {key: {value_words(point.settings.get(key)) for point in self.points} for key in keys}
         return [key for key in keys if len(words[key]) > 1]
 
+    def array(self, points: Sequence[PointRecord]) -> str | None:
+        """Of these points, as a scheduler takes it; None if it runs no sweeps: then points are run from here."""
+        return array_of([point.task for point in points], self.at_once) if self.launcher == "slurm" else None
+
 
 @dataclass(frozen=True)
 class NewSweep:
@@ -86,47 +85,36 @@ class NewSweep:
 
     root: Path
     record: SweepRecord
-    points: Sequence[Point]
     jobs: Sequence[NewJob]
     script: str | None
 
     def check(self, scheduler_of: SchedulerOf) -> None:
         """Raises `LaunchError` for what the scheduler would refuse."""
         launch = self.jobs[0].description.launch
-        if self.script is not None:
-            launch = _as_array(launch, [point.task for point in self.points], self.record.at_once)
-        scheduler_of(launch.launcher).check(launch)
+        array = self.record.array(self.record.points)
+        scheduler_of(launch.launcher).check(launch.model_copy(update={"array": array}))
 
     def check_fit(self, gpu: str | None = None) -> str:
         """What the plan was compared with, in words. Raises `LaunchError` with the point that by plan does not fit."""
-        compared = {}
-        for job, point in zip(self.jobs, self.points, strict=True):
+        words = ""
+        for job, point in zip(self.jobs, self.record.points, strict=True):
             assert job.config is not None, "points are training runs"
             try:
-                compared[check_fit(job.config, job.description.launch, gpu)] = True
+                words = check_fit(job.config, job.description.launch, gpu)
             except LaunchError as error:
-                raise LaunchError(f"point {point.task} ({point}): {error}") from None
-        return "; ".join(compared)
+                raise LaunchError(f"{point}: {error}") from None
+        return words
 
     def write(self) -> None:
         """Raises `LaunchError` if a name is taken; then nothing of the sweep stays."""
-        name = self.root.name
-        with removed_on_error() as made:
-            make_directory(self.root, f"the name is taken; give another --name, or 'glmforge sweep resubmit {name}'")
-            made.append(self.root)
-            for job in self.jobs:
-                job.write()
-                made.append(job.directory.root)
-            if self.script is not None:
-                write_text(JobDirectory(self.root).script, self.script)
-            self.record.write(self.root / "sweep.json")
+        write_new(self.root, "sweep", self.jobs, self.record, self.script)
 
 
 def make_sweep(
     name: str | None,
     source: str,
     overrides: Sequence[str],
-    points: Sequence[Point],
+    points: Sequence[Settings],
     launch: LaunchConfig,
     root: Path,
     at_once: int | None = None,
@@ -140,44 +128,49 @@ def make_sweep(
         source: the configuration that all points share, with `overrides`.
         root: where jobs lie.
         at_once: most points that run at the same time; None: as many as there is room for, or one after the other
-            where there is no scheduler.
+            if there is no scheduler.
         template: of each point's own script.
         show: is given the number of points that are checked.
 
-    Raises `ConfigError`, which names the first point that cannot be, or two that are the same run or write to one
-    place, and `LaunchError`.
+    Raises `ConfigError`, which names the first point that cannot be, or two that are the same run, and `LaunchError`.
     """
     base = load_config(source, overrides)  # a mistake that all points share is reported once, without a point's number
     name = name or _free_name(base.name, root)
-    _check_options(name, launch, at_once)
-    jobs = []
-    for point in points:
+    _check_options(name, points, launch, at_once)
+    records = [
+        PointRecord(task=task, job=f"{name}-{task:0{_DIGITS}d}", settings=settings)
+        for task, settings in enumerate(points)
+    ]
+    jobs: list[NewJob] = []
+    runs: dict[str, PointRecord] = {}
+    for point in records:
         try:
-            config = _config(f"{name}-{point.task:0{_DIGITS}d}", source, overrides, point, base)
-            job = run_job(JobDirectory(root / f"{name}-{point.task:0{_DIGITS}d}"), config, launch, template)
+            config = load_config(source, [*overrides, *overrides_of(point.settings)])
+            job = run_job(JobDirectory(root / point.job), _named(config, point.job), launch, template)
         except ConfigError as error:
-            raise ConfigError(f"point {point.task} ({point}): {error}") from None
-        jobs.append(replace(job, description=job.description.model_copy(update={"part_of": name, "task": point.task})))
+            raise ConfigError(f"{point}: {error}") from None
+        if (other := runs.setdefault(config.model_dump_json(), point)) is not point:
+            raise ConfigError(
+                f"{other} and {point} are the same run; take one of them out, or look for a setting that another one "
+                "replaces"
+            )
+        description = job.description.model_copy(update={"part_of": name, "task": point.task})
+        jobs.append(replace(job, description=description))
         show(len(jobs))
-    _refuse_equal(points, [job.config for job in jobs if job.config is not None])
     record = SweepRecord(
         name=name,
         created=utc_now(),
         config=str(source),
-        overrides=list(overrides),
         launcher=launch.launcher,
         at_once=at_once,
-        points=[
-            PointRecord(task=point.task, job=job.directory.name, settings=dict(point.settings))
-            for point, job in zip(points, jobs, strict=True)
-        ],
+        points=records,
     )
     script = None
-    if launch.launcher in ARRAYS:
-        options = _as_array(launch, [point.task for point in points], at_once)
-        description = jobs[0].description.model_copy(update={"name": name, "launch": options})
+    if (array := record.array(records)) is not None:
+        changes = {"name": name, "launch": launch.model_copy(update={"array": array})}
+        description = jobs[0].description.model_copy(update=changes)
         script = render(replace(Script.of(description, root / name), task_digits=_DIGITS))
-    return NewSweep(root / name, record, points, jobs, script)
+    return NewSweep(root / name, record, jobs, script)
 
 
 class Sweep(Several):
@@ -188,82 +181,67 @@ class Sweep(Several):
         super().__init__(root, [point.job for point in self.record.points], scheduler_of)
 
     @property
-    def is_array(self) -> bool:
-        return self.record.launcher in ARRAYS
+    def is_queued(self) -> bool:
+        """Whether a scheduler runs the points, as one array."""
+        return self.record.launcher == "slurm"
 
     def results(self) -> list[Result]:
         """A row for each point, by number."""
-        return [_result(point, job) for point, job in zip(self.record.points, self.jobs(), strict=True)]
+        return [
+            read_result(point.task, point.settings, job)
+            for point, job in zip(self.record.points, self.jobs(), strict=True)
+        ]
 
-    def submit_array(self, *, failed_only: bool = False) -> list[str]:
-        """Submit what has not finished and is not on its way; the names of those jobs.
+    def submit(self, report: Report) -> None:
+        """Submit what has not finished and is not queued or running.
 
-        Raises `HeldError` while somebody else does the same.
+        Raises `HeldError` while another process does the same.
         """
         with self.lease():
-            self._note_what_was_not()
-            chosen = self._chosen(failed_only=failed_only)
+            self._adopt()
+            pairs = zip(self.record.points, self.jobs(), strict=True)
+            chosen = [point for point, job in pairs if job.is_to_submit]
             if chosen:
-                tasks = [point.task for point in chosen]
-                scheduler = self.scheduler_of(self.record.launcher)
                 launch = self.directory(chosen[0].job).read().launch
-                array = array_of(tasks, self.record.at_once)
-                submit_noted(scheduler, self.own, launch, lambda number: self._note(number, tasks), array=array)
-        return [point.job for point in chosen]
+                array = self.record.array(chosen) or ""
+                scheduler = self.scheduler_of(self.record.launcher)
+                submit_noted(scheduler, self.own, launch, lambda number: self._note(number, chosen), array=array)
+        report(self.root.name, f"{len(chosen):,} points submitted" if chosen else "nothing is left to submit")
 
-    def run_points(self, report: Report, *, failed_only: bool = False) -> dict[str, JobState]:
+    def run(self, report: Report) -> dict[str, JobState]:
         """Run what has not finished from here, as many at once as the sweep says; the state of each at the end."""
-        chosen = self._chosen(failed_only=True) if failed_only else self.record.points
-        return self.run_here({point.job: () for point in chosen}, self.record.at_once or 1, report)
+        return self.run_here({name: () for name in self.names}, self.record.at_once or 1, report)
 
     def cancel(self) -> list[str]:
         """Cancel every point that waits or runs; their names. Points that have not begun do not begin."""
         live = [job for job in self.jobs() if is_live(job)]
         ids = dict.fromkeys(job.submission for job in live if job.submission is not None)
-        arrays = dict.fromkeys(id_.partition("_")[0] for id_ in ids) if self.is_array else ids
+        arrays = dict.fromkeys(id_.partition("_")[0] for id_ in ids) if self.is_queued else ids
         cancel_all(live, self.scheduler_of(self.record.launcher), group=self.own, ids=arrays)
         return [job.name for job in live]
 
-    def _chosen(self, *, failed_only: bool) -> list[PointRecord]:
-        pairs = zip(self.record.points, self.jobs(), strict=True)
-        return [point for point, job in pairs if (job.state is JobState.FAILED if failed_only else job.is_to_submit)]
-
-    def _note(self, number: str, tasks: Sequence[int]) -> None:
-        """In the sweep's events first, which say what is to be noted in the points' jobs."""
-        self.own.event("submitted", f"{len(tasks)} points as {number}", submission=number, tasks=list(tasks))
-        self._note_in_jobs(number, tasks)
-
-    def _note_in_jobs(self, number: str, tasks: Sequence[int]) -> None:
-        for point in self.record.points:
-            job, id_ = self.directory(point.job), id_of_task(number, point.task)
-            if point.task in tasks and id_ not in {submission.id for submission in job.read_submissions()}:
-                note_submission(job, id_, self.record.launcher)
-
-    def _note_what_was_not(self) -> None:
-        """Of a submission that was interrupted: Slurm may have the array, or the notes may have ended in the middle."""
-        noted = [event for event in self.own.read_events() if event["event"] == "submitted"]
-        if noted:
-            self._note_in_jobs(noted[-1]["submission"], noted[-1]["tasks"])
+    def _adopt(self) -> None:
+        """Note the tasks of arrays that the scheduler has and the jobs do not know: submitting them was killed."""
         scheduler = self.scheduler_of(self.record.launcher)
-        if lost := adopted(self.own, [event["submission"] for event in noted], scheduler):
-            ids = {id_of_task(lost, point.task): point.task for point in self.record.points}
-            seen = scheduler.look(ids)
-            self._note(lost, [task for id_, task in ids.items() if seen[id_].state is not State.UNKNOWN])
+        for array in scheduler.unnoted(self.own):
+            ids = {id_of_task(array, point.task): point for point in self.record.points}
+            noted = {each.id for point in self.record.points for each in self.directory(point.job).read_submissions()}
+            missing = scheduler.look([id_ for id_ in ids if id_ not in noted])
+            if found := [ids[id_] for id_, seen in missing.items() if seen.state is not State.UNKNOWN]:
+                self._note(array, found)
+
+    def _note(self, array: str, points: Sequence[PointRecord]) -> None:
+        self.own.event("submitted", f"{len(points)} points as {array}", submission=array)
+        for point in points:
+            note_submission(self.directory(point.job), id_of_task(array, point.task), self.record.launcher)
 
 
 def array_of(tasks: Sequence[int], at_once: int | None) -> str:
     """[0, 1, 2, 5] -> '0-2,5', with the throttle '%K'."""
-    parts: list[list[int]] = []
-    for task in sorted(set(tasks)):
-        if parts and parts[-1][-1] == task - 1:
-            parts[-1] = [parts[-1][0], task]
-        else:
-            parts.append([task])
-    return ",".join("-".join(map(str, part)) for part in parts) + ("" if at_once is None else f"%{at_once}")
-
-
-def _as_array(launch: LaunchConfig, tasks: Sequence[int], at_once: int | None) -> LaunchConfig:
-    return launch.model_copy(update={"array": array_of(tasks, at_once)})
+    pairs = itertools.groupby(enumerate(sorted(tasks)), lambda pair: pair[1] - pair[0])
+    runs = [[task for _, task in run] for _, run in pairs]
+    words = (str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return ",".join(words) + ("" if at_once is None else f"%{at_once}")
 
 
 def _free_name(proposed: str, root: Path) -> str:
@@ -271,62 +249,29 @@ def _free_name(proposed: str, root: Path) -> str:
     return next(name for name in names if not (root / name).exists())
 
 
-def _check_options(name: str, launch: LaunchConfig, at_once: int | None) -> None:
+def _check_options(name: str, points: Sequence[Settings], launch: LaunchConfig, at_once: int | None) -> None:
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"--name {shown(name)}: a sweep's name has up to {_MAX_NAME} letters, digits, '_', '-' and '.', and begins "
             "with a letter or a digit"
         )
+    if own := [key for key in ("name", "output_dir") if any(key in settings for settings in points)]:
+        raise ConfigError(f"the sweep sets {own[0]}; leave it out: each point has its own")
     if at_once is not None and at_once < 1:
         raise ConfigError(f"--at-once {at_once}: must be at least 1")
     if launch.array is not None:
         raise ConfigError("--array: a sweep is an array of its own; leave it out, and throttle it with --at-once")
-    if not launch.supervise and launch.launcher in ARRAYS:
-        raise ConfigError("--no-supervise: the tasks of a sweep's array are supervised; leave it out")
     if not is_noted(launch):
-        raise ConfigError(
-            "a sweep that runs from here needs the supervisor, which notes how each point ends; leave out "
-            "--no-supervise, --starter torchrun and --launcher mpi"
-        )
+        raise ConfigError("the points of a sweep need the supervisor, which --launcher mpi does not have")
 
 
-def _config(name: str, source: str, overrides: Sequence[str], point: Point, base: RunConfig) -> RunConfig:
-    """With a name and places of the point's own, unless the sweep itself sets them."""
-    places: dict[str, object] = {"name": name, "output_dir": base.output_dir.with_name(name)}
-    for key, value in (
-        ("checkpoint.dir", base.checkpoint.dir),
-        ("observe.tensorboard_dir", base.observe.tensorboard_dir),
-    ):
-        if value is not None:
-            places[key] = value / name
-    own = [f"{key}={json.dumps(str(value))}" for key, value in places.items() if key not in point.settings]
-    return load_config(source, [*overrides, *point.overrides, *own])
-
-
-def _refuse_equal(points: Sequence[Point], configs: Sequence[RunConfig]) -> None:
-    """Points that come to the same run, as when a later setting replaces a key, or that write to one place."""
-    runs: dict[str, Point] = {}
-    places: dict[Path, Point] = {}
-    for point, config in zip(points, configs, strict=True):
-        other = runs.setdefault(config.model_dump_json(exclude=_OWN), point)
-        if other is not point:
-            raise ConfigError(
-                f"points {other.task} ({other}) and {point.task} ({point}) are the same run; take one of them out, or "
-                "look for a setting that another one replaces"
-            )
-        for place in {config.output_dir, config.checkpoint.dir, config.observe.tensorboard_dir} - {None}:
-            assert place is not None
-            other = places.setdefault(place.absolute(), point)
-            if other is not point:
-                raise ConfigError(
-                    f"points {other.task} and {point.task} would both write to {place}; leave output_dir out of the "
-                    "sweep: each point has its own by itself"
-                )
-
-
-def _result(point: PointRecord, job: Job) -> Result:
-    found = read_results(None if job.files is None else job.files.description.run)
-    why = job.why or found.pop("why", "")
-    num_steps = None if job.files is None else job.files.num_steps
-    settings = dict(point.settings)
-    return Result(point.task, point.job, settings, job.state.value, **(found | {"why": why, "num_steps": num_steps}))
+def _named(config: RunConfig, name: str) -> RunConfig:
+    """With the point's own name, and places of its own."""
+    checkpoint, observe = config.checkpoint, config.observe
+    if checkpoint.dir is not None:
+        checkpoint = checkpoint.model_copy(update={"dir": checkpoint.dir / name})
+    if observe.tensorboard_dir is not None:
+        observe = observe.model_copy(update={"tensorboard_dir": observe.tensorboard_dir / name})
+    output_dir = config.output_dir.with_name(name)
+    places = {"name": name, "output_dir": output_dir, "checkpoint": checkpoint, "observe": observe}
+    return config.model_copy(update=places)

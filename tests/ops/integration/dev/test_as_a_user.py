@@ -49,9 +49,9 @@ def run(home: Path) -> Iterator[Run]:
 
 def test_up_jobs_fail_heal_down(run: Run, home: Path) -> None:
     def dev(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        return run(sys.executable, "-m", "glmforge", "cluster", "dev", *arguments, "--name", "mine")
+        return run(sys.executable, "-m", "glmforge", "cluster", "dev", *arguments)
 
-    directory = home / "c/glmforge/dev/mine"
+    directory = home / "c/glmforge/dev/default"
     up = dev("up", "--nodes", "2", "--gpus", "2")
     assert up.returncode == 0, up.stderr
     try:

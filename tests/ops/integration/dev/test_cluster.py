@@ -9,14 +9,14 @@ import pytest
 
 from glmforge.errors import GlmforgeError, HostError
 from glmforge_ops.dev import DevCluster, DevOptions, development_cluster
-from glmforge_ops.dev.places import LONGEST
+from glmforge_ops.dev.state import LONGEST, ClusterState, HostRecord, Places
 from helpers.dev_cluster import hosts_or_skip, install_slurm_or_skip, short_directory
 from helpers.leftovers import belongings_of, mounts_of, processes_of
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from glmforge_ops.dev.places import LONGEST
+from glmforge_ops.dev.state import LONGEST
 from glmforge_ops.dev import DevOptions, development_cluster
 options = DevOptions(nodes=1, gpus=0, slurm=False, mode=sys.argv[2])
 with development_cluster(Path(sys.argv[1]), options) as cluster:
@@ -122,6 +122,21 @@ def test_hosts_of_their_own(cluster: DevCluster) -> None:
     assert ssh(cluster, "node3", "hostname").stdout == "node3\n"
 
 
+def test_the_end_of_a_crashed_cluster_spares_another_that_has_its_interfaces_name(
+    cluster: DevCluster, short_path: Path
+) -> None:
+    if cluster.state.mode == "plain":
+        return
+    places = Places(short_path / "crashed")
+    hosts = {name: HostRecord() for name in cluster.state.hosts}
+    index = cluster.state.uplink_index - 1
+    with places.lock():
+        crashed = ClusterState(places=places, options=cluster.state.options, hosts=hosts)
+        crashed.model_copy(update={"uplink": cluster.state.uplink, "uplink_index": index}).write()
+    DevCluster.end(places.directory)
+    assert is_reached(cluster, "node1")
+
+
 @pytest.mark.parametrize("mode", ["namespaces", "plain"])
 def test_a_cluster_ends_with_the_process_that_holds_it(short_path: Path, mode: str) -> None:
     hosts_or_skip() if mode == "namespaces" else install_slurm_or_skip()
@@ -145,8 +160,6 @@ def test_a_slow_link(cluster: DevCluster) -> None:
     if cluster.state.mode == "plain":
         return
     cluster.limit_rate("node1", "5mbit")
-    cluster.fail("node1")
-    cluster.heal("node1")  # keeps its rate
     for host, interface in {"node1": "eth0", "head": "node1"}.items():
         assert "rate 5Mbit" in cluster.run(host, "tc", "qdisc", "show", "dev", interface).stdout
     cluster.limit_rate("node1", None)

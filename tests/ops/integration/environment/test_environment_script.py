@@ -125,12 +125,11 @@ ROCE = {0: (LINK_LOCAL, V1), 1: (LINK_LOCAL, V2), 2: (gid("0a00:0001"), V1), 3: 
 
 
 @pytest.mark.parametrize("form", ["bash", "slurm"])
-@pytest.mark.parametrize("nccl", ["2.18", "2.27"])
 @pytest.mark.parametrize("network", CHOICES)
-def test_shellcheck_has_nothing_to_say(network, nccl: str, form: Form, tmp_path: Path) -> None:
+def test_shellcheck_has_nothing_to_say(network, form: Form, tmp_path: Path) -> None:
     install_or_skip(["shellcheck"], ["shellcheck"])
     path = tmp_path / "env.sh"
-    path.write_text(as_script(Wanted(network, nccl=nccl), form))
+    path.write_text(as_script(Wanted(network), form))
     done = subprocess.run(["shellcheck", "--severity=style", path], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
@@ -235,35 +234,18 @@ def test_roce_leaves_the_address_to_nccl(node: Node) -> None:
     assert said == ""
 
 
-def test_old_nccl_gets_the_index_of_the_roce_v2_address(node: Node) -> None:
-    node.interface("eth0", ipv4="0000000A")
-    for device in ("mlx5_0", "mlx5_1"):
-        node.port(device, layer="Ethernet", gids=ROCE)
-    assert node.run(Wanted("roce", nccl="2.20"))[0]["NCCL_IB_GID_INDEX"] == "3"
-
-
-def test_different_indices_are_reported_and_left_alone(node: Node) -> None:
-    node.interface("eth0", ipv4="0000000A")
-    node.port("mlx5_0", layer="Ethernet", gids=ROCE)
-    node.port("mlx5_1", layer="Ethernet", gids={**ROCE, 3: (gid("0a00:0002"), V1), 5: (gid("0a00:0002"), V2)})
-    found, said = node.run(Wanted("roce", nccl="2.20"))
-    assert "NCCL_IB_GID_INDEX" not in found
-    assert "different indices" in said
-
-
-@pytest.mark.parametrize("nccl", ["2.20", "2.27"])
-def test_a_port_without_a_roce_v2_address_is_reported(nccl: str, node: Node) -> None:
+def test_a_port_without_a_roce_v2_address_is_reported(node: Node) -> None:
     node.interface("eth0", ipv4="0000000A")
     node.port("mlx5_0", layer="Ethernet", gids={0: (LINK_LOCAL, V1), 1: (LINK_LOCAL, V2), 2: (gid("0a00:0001"), V1)})
-    assert "mlx5_0:1 has no RoCE v2 address of AF_INET" in node.run(Wanted("roce", nccl=nccl))[1]
+    assert "mlx5_0:1 has no RoCE v2 address of AF_INET" in node.run(Wanted("roce"))[1]
 
 
 def test_roce_over_ipv6_wants_an_address_that_routers_pass(node: Node) -> None:
     node.interface("eth0", ipv6=GLOBAL_IPV6)
     routed = "2001:0db8:0000:0000:0000:0000:0000:0001"
     node.port("mlx5_0", layer="Ethernet", gids={0: (LINK_LOCAL, V2), 6: (routed, V2)})
-    found, said = node.run(Wanted("roce", nccl="2.20"))
-    assert (found["NCCL_IB_GID_INDEX"], said) == ("6", "")
+    found, said = node.run(Wanted("roce"))
+    assert (found["NCCL_IB_ADDR_FAMILY"], said) == ("AF_INET6", "")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import yaml
 
 from glmforge.config.cluster import ClusterConfig
 from glmforge_ops.dev import DevCluster, DevOptions, development_cluster
-from glmforge_ops.dev.host_processes import wait_until
+from glmforge_ops.dev.hosts import wait_until
 from glmforge_ops.health.checks.check import Context, Level
 from glmforge_ops.health.checks.examine import Findings, choose_checks, examine
 from glmforge_ops.health.checks.thresholds import Thresholds
@@ -53,13 +53,7 @@ def test_exporters_and_prometheus(tmp_path: Path) -> None:
     exporter = ("prometheus-node-exporter", f"--web.listen-address=127.0.0.1:{exporter_port}")
     server = ("prometheus", f"--config.file={file}", f"--storage.tsdb.path={tmp_path}/data",
               f"--web.listen-address=127.0.0.1:{port}")  # fmt: skip
-    good = {
-        "reach.ssh": "pass",
-        "monitoring.node": "pass",
-        "monitoring.gpu": "skipped",
-        "monitoring.prometheus": "pass",
-    }
-    bad = good | {"monitoring.node": "fail", "monitoring.prometheus": "fail"}
+    good, bad = ({"reach.ssh": "pass", "monitoring.metrics": status} for status in ("pass", "fail"))
     with running(*server, log=tmp_path / "server.log"):
         with running(*exporter, log=tmp_path / "exporter.log"):
             wait_until(lambda: said(look("monitoring", config)) == good, _LIMIT_S, "not all good")

@@ -16,7 +16,7 @@ import torch
 from glmforge.errors import GlmforgeError
 from glmforge.runtime.launch import LaunchEnvironment
 from glmforge_ops.dev.cluster import DevCluster, development_cluster
-from glmforge_ops.dev.options import DevOptions
+from glmforge_ops.dev.state import DevOptions
 from glmforge_ops.health.ranks import joined
 from glmforge_ops.health.slow_host import find_slow
 from helpers.dev_cluster import hosts_or_skip

@@ -1,4 +1,4 @@
-"""Faults really planted on hosts in namespaces, each told by its own check and by no other, and passed after the mend.
+"""Faults really planted on hosts in namespaces, each named by its own check alone, and passed after the repair.
 
 Every check of the level `standard` runs. What a check says of the machine that all these hosts are (few open files, a
 load, no GPUs) it says of all of them, with and without a fault, and does not count.
@@ -27,13 +27,9 @@ from helpers.real_faults import FAULTS, MASTER_PORT, SHM, TAKEN_PORT, Node, furn
 OF_THE_MACHINE = (
     "processes.load",
     "processes.stuck",
-    "processes.zombies",
     "memory.available",
-    "memory.swap",
     "memory.out-of-memory",
     "memory.machine-checks",
-    "shared.latency",
-    "network.latency",
 )
 """Held against a clock, or against what others do on this machine at the moment."""
 
@@ -73,7 +69,7 @@ def notice(nodes: list[Node]) -> Noticed:
         ssh={"command": shlex.join(one.cluster.ssh_command)},
     )
     checks = choose_checks(Level.STANDARD, skip=OF_THE_MACHINE)
-    context = Context(config, Thresholds())
+    context = Context(config, Thresholds({"network-trip": 1e7}))  # the machine may be busy
     found = examine([node.name for node in nodes], checks, context, fanout_of(config), PROBE_LIMIT_S)
     return frozenset(
         (check, host)
@@ -87,7 +83,7 @@ def expected(*planted: tuple[PlantedFault[Node], Node]) -> Noticed:
     return frozenset((check, node.name) for fault, node in planted for check in fault.checks)
 
 
-def test_several_faults_at_once_are_each_named_and_gone_after_the_mend(tmp_path: Path) -> None:
+def test_several_faults_at_once_are_each_named_and_gone_after_the_repair(tmp_path: Path) -> None:
     with nodes_of(tmp_path, 3) as nodes:
         _, second, third = nodes
         planted = [

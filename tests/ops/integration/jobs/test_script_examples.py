@@ -120,6 +120,13 @@ def test_scripts_of_several_examples_differ_in_what_they_start() -> None:
         assert ddp == fsdp
 
 
+def test_a_task_of_an_array_requeues_itself_and_not_the_array() -> None:
+    """The job number of the last task is also that of the array."""
+    asking = [line for script in SCRIPTS for line in script.read_text().splitlines() if "scontrol requeue" in line]
+    assert len(asking) == 9
+    assert all("${SLURM_ARRAY_TASK_ID:-$SLURM_JOB_ID}" in line for line in asking)
+
+
 _TOLERANCE = {"ddp": 1e-4, "fsdp_offload": 0.0}
 """DDP cuts its gradients anew after its first step, which changes the order of sums: 1e-6 here. What is not restored
 (moments, the step, the data's place) changes the second digit. FSDP sums in the same order always."""

@@ -13,11 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from glmforge.cli.app import app
-from glmforge.config import dump_config
-from glmforge.runtime.lease import HeldError, Lease
-from helpers.checkpoints import save_steps
 from helpers.ssh_nodes import skip_unless_possible, ssh_nodes
-from helpers.tiny_data import TinyData
 
 NODES = ("node0", "node1")
 OLD = time.time() - 7200
@@ -61,22 +57,3 @@ def test_leftovers_go_on_all_nodes_that_answer(servers: tuple[str, Path, Path]) 
         of_test = [[r["path"] for r in each["removed"] if str(seen) in r["path"]] for each in found[1:]]
         assert of_test == [[str(seen / "it's a run" / name)]] * 2
     assert not [path for path in disks.rglob(".*") if path.is_dir()]
-
-
-def test_local_checkpoints_of_a_run_that_has_ended(
-    servers: tuple[str, Path, Path], tiny_data: TinyData, tmp_path: Path
-) -> None:
-    ssh, seen, disks = servers
-    config = tiny_data.run_config(tmp_path / "run", checkpoint={"local_dir": str(seen), "every_steps": 5})
-    save_steps(tmp_path / "run/checkpoints", 20)
-    (tmp_path / "run/config.yaml").write_text(dump_config(config))
-    for node in NODES:
-        for step in (10, 20, 30):
-            (disks / node / config.name / f"step-{step:08d}").mkdir(parents=True)
-    words = ["--run", str(tmp_path / "run"), "--hosts", ",".join(NODES)]
-    with Lease(tmp_path / "run", "glmforge train"):
-        refused = CliRunner().invoke(app, ["cluster", "clean", "--ssh", ssh, *words])
-        assert isinstance(refused.exception, HeldError)
-    clean(ssh, *words)
-    for node in NODES:
-        assert [path.name for path in (disks / node / config.name).iterdir()] == ["step-00000030"]

@@ -1,6 +1,5 @@
 """Second copies of a run's checkpoints: over real ssh and on this machine, interrupted, damaged, rotated, resumed."""
 
-import fcntl
 import json
 import os
 import shutil
@@ -15,8 +14,9 @@ from glmforge.checkpoint.format.store import checkpoint_path, delete_checkpoint
 from glmforge.config.load import load_config
 from glmforge.errors import CheckpointError, HostError
 from glmforge.recipes.train import train
+from glmforge.runtime.lease import HeldError
 from glmforge.runtime.ssh import Ssh
-from glmforge_ops.storage.second_copy import Copied, Destination, copy_newest, follow, parse_destination
+from glmforge_ops.storage.second_copy import Copied, Destination, copy_checkpoints, copy_newest, parse_destination
 from helpers.checkpoints import assert_holds_step, blank_tensors, save_steps
 from helpers.ssh_nodes import skip_unless_possible, ssh_nodes
 from helpers.tiny_data import TinyData
@@ -178,36 +178,35 @@ def test_what_the_run_deletes_meanwhile_gives_way_to_the_next(run: Path, place: 
     assert names(place / NAME) == ["step-00000020"]
 
 
-def test_two_copies_at_once(run: Path, place: Path) -> None:
-    copy(run, place)
-    with (place / NAME / ".copy.lock").open() as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(HostError, match="another copy is under way"):
-            copy(run, place)
-    copy(run, place)
+def test_follow_copies_every_checkpoint_once_and_outlives_failures(
+    run: Path, place: Path, rsync: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another copy to the same place is refused meanwhile."""
+    copied: list[str] = []
+    steps = iter([20, 30, None])
 
-
-def test_follow_copies_every_checkpoint_once_and_outlives_failures(run: Path, place: Path) -> None:
-    told: list[str] = []
-    unwell = iter([False, True, False, False])
-
-    def once(unless: str | None) -> Copied | None:
-        if next(unwell):
-            raise HostError("backup: does not answer")
-        return copy(run, place, unless=unless)
-
-    steps = iter([20, None, None])
+    def copy_run(every_s: float | None) -> None:
+        there = Destination("localhost", place)
+        copy_checkpoints(
+            run, there, Ssh(), keep=9, report=lambda done: copied.append(done.name), every_s=every_s, wait=wait
+        )
 
     def wait(seconds: float) -> None:
-        step = next(steps, 0)
-        if step == 0:
+        step = next(steps)
+        if step is None:
+            with pytest.raises(HeldError, match="in use by 'glmforge checkpoint copy"):
+                copy_run(None)
             raise KeyboardInterrupt
-        if step is not None:
-            save_steps(run / "checkpoints", step)
+        if step == 20:
+            (rsync / "then").write_text("exit 12\n")
+        save_steps(run / "checkpoints", step)
 
     with pytest.raises(KeyboardInterrupt):
-        follow(once, 1.0, lambda done: told.append(done.name), wait)
-    assert told == ["step-00000010", "step-00000020"]
+        copy_run(1.0)
+    assert copied == ["step-00000010", "step-00000030"]
+    assert "trying again in 1 s" in caplog.text
+    copy_run(None)
+    assert copied[-1] == "step-00000030"
 
 
 def test_a_run_goes_on_from_its_copy(tiny_data: TinyData, tmp_path: Path, place: Path) -> None:
@@ -242,13 +241,16 @@ def test_ssh_that_is_not_there(run: Path, place: Path) -> None:
         copy_newest(run, Destination("backup", place), Ssh(("no-such-ssh",)))
 
 
-@pytest.mark.parametrize("text", ["", "host:relative", "-oProxyCommand=x:/a", "a b:/c", "h$(x):/c", "h[1-2]:/c"])
-def test_destinations_that_are_none(text: str) -> None:
-    with pytest.raises(HostError):
+@pytest.mark.parametrize(
+    "text", ["", "host:relative", "-oProxyCommand=x:/a", "a b:/c", "h$(x):/c", "h[1-2]:/c", "h:/a\nb", "fe80::1:/a"]
+)
+def test_invalid_destinations(text: str) -> None:
+    with pytest.raises(HostError, match="--to") as raised:
         parse_destination(text)
+    assert str(raised.value).isprintable()
 
 
-@pytest.mark.parametrize("text", ["/a:b/c", "./host:x", "node_1:/a b"])
+@pytest.mark.parametrize("text", ["/a:b/c", "./host:x", "node_1:/a b", "me@node:/a", "[fe80::1%eth0]:/a"])
 def test_destinations(text: str) -> None:
     assert str(parse_destination(text)).endswith(text.removeprefix("./"))
 

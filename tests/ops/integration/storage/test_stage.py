@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from glmforge.data.copies import Copy, copy_missing
+from glmforge.errors import HostError
 from glmforge.runtime.place import place_for
 from glmforge.runtime.ssh import Ssh
-from glmforge_ops.hosts.fanout import Fanout, Script
+from glmforge_ops.hosts.fanout import Fanout
 from glmforge_ops.storage import stage as stage_module
 from glmforge_ops.storage.sources import SourceFile, list_sources
-from glmforge_ops.storage.stage import Staged, stage
+from glmforge_ops.storage.stage import Staged, remote, stage
 from helpers.dev_cluster import slurm_cluster
 from helpers.ssh_nodes import skip_unless_possible, ssh_nodes
 
@@ -68,13 +69,9 @@ def source(tmp_path: Path) -> Path:
 @pytest.fixture(params=["the nodes see the source", "it is sent"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "it is sent":  # as if no node could read it
-        plain = Fanout.run
-
-        def run(self: Fanout, hosts: list[str], script: Script, *arguments: object, here: bool) -> object:
-            script = script.replace("test -r", "false && test -r") if isinstance(script, str) else script
-            return plain(self, hosts, script, *arguments, here=here)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(Fanout, "run", run)
+        monkeypatch.setattr(stage_module, "_FINGERPRINT", "true")
+    else:
+        monkeypatch.delattr(stage_module, "remote")  # nothing may be sent
 
 
 def staged(nodes: Nodes, source: Path, hosts: tuple[str, ...] = NODES, verify: bool = True) -> Staged:
@@ -138,6 +135,39 @@ def test_a_full_disk_stops_its_node_only(nodes: Nodes, source: Path) -> None:
     (nodes[2] / SMALL / "fill").unlink()
     assert staged(nodes, source, (SMALL,)).problems == {}
     assert_whole(nodes, source, (SMALL,))
+
+
+def test_another_file_under_the_same_path_on_a_node_is_not_the_source(nodes: Nodes) -> None:
+    ssh, seen, disks = nodes
+    here, there = seen / "shards/web.bin", disks / NODES[0] / "shards/web.bin"
+    for file, content in ((here, b"the new one"), (there, b"the old one")):
+        file.parent.mkdir()
+        file.write_bytes(content)
+    os.utime(there, (1e9, 1e9))
+    try:
+        done = stage(list_sources([here.parent]), seen / CACHE, NODES, Fanout(ssh), verify=False)
+    finally:
+        shutil.rmtree(here.parent)
+    assert done.problems == {}
+    assert [copy_of(nodes, node).read_bytes() for node in NODES] == [b"the new one"] * 2
+
+
+@pytest.mark.parametrize("target", ["/local/a\nb", "/local/\x1b[2J", "/local/a\\b", "relative"])
+def test_targets_that_a_list_of_checksums_cannot_name(source: Path, target: str) -> None:
+    with pytest.raises(HostError, match="give an absolute path") as raised:
+        stage(list_sources([source]), Path(target), ["localhost"], Fanout())
+    assert str(raised.value).isprintable()
+
+
+@pytest.mark.parametrize("host", ["fe80::1%eth0", "me@fd00::1", "node1"])
+def test_addresses_of_ipv6_reach_ssh(host: str, source: Path, tmp_path: Path) -> None:
+    """`ssh` is a program that notes what it is called with."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/call\n')
+    ssh.chmod(0o755)
+    subprocess.run(["rsync", "--rsh", ssh, "--", source / "web.bin", remote(host, "/x/")], check=False)
+    words = (tmp_path / "call").read_text().split()
+    assert words[words.index("rsync") - 1] == host.rpartition("@")[2]
 
 
 def test_a_run_takes_the_copies(nodes: Nodes, source: Path) -> None:

@@ -64,7 +64,6 @@ FILES = [
     ("Dockerfile", "FROM x\nENV NCCL_TIMEOUT 3\n", 2),
     ("compose.yaml", "services:\n  a:\n    environment:\n      NCCL_TIMEOUT: 3\n", 4),
     ("compose.yml", '    environment:\n      - "NCCL_TIMEOUT=3"\n', 2),
-    ("job.yaml", "env:\n  - name: NCCL_TIMEOUT\n    value: '3'\n", 3),
 ]
 
 

@@ -12,10 +12,11 @@ def searched(
     slow_hosts: dict[int, float] | None = None,
     slow_paths: dict[tuple[int, int], float] | None = None,
     silent: tuple[int, ...] = (),
+    once: tuple[tuple[int, int], ...] = (),
     noise: float = 0.0,
     seed: int = 0,
 ) -> Findings:
-    """A search among hosts of 10 GB/s. Silent hosts do not report."""
+    """A search among hosts of 10 GB/s. Silent hosts do not report; the pairs of `once` are slow the first time only."""
     chance, search = random.Random(seed), Search(num_hosts)
     met: set[tuple[int, int]] = set()
     while (pairs := search.next_round()) is not None:
@@ -25,6 +26,7 @@ def searched(
         for pair in pairs:
             value = min((slow_hosts or {}).get(host, 10.0) for host in pair)
             value = min(value, (slow_paths or {}).get(pair, 10.0))
+            value = 1.0 if pair in once and pair not in met else value
             measured[pair] = 0.0 if set(pair) & set(silent) else value * (1 - noise * chance.random())
         met |= measured.keys()
         search.record(measured, [host for host in silent if host in hosts])
@@ -58,7 +60,16 @@ def test_slow_neighbours_are_both_named() -> None:
 def test_a_slow_path_between_fast_hosts() -> None:
     findings = searched(8, slow_paths={(2, 6): 1.0})
     assert [one.hosts for one in findings.slow_paths] == [("n2", "n6")]
-    assert not findings.slow_hosts
+    assert (findings.slow_hosts, findings.rounds) == ([], 8)
+
+
+@pytest.mark.parametrize("num_hosts", [8, 16])
+def test_pairs_that_were_slow_only_once_are_not_named(num_hosts: int) -> None:
+    """Two of them share a host, so they cannot be measured again in the same round."""
+    once = ((2, 3), (3, 4))
+    findings = searched(num_hosts, once=once, slow_hosts={6: 5.0})
+    assert [one.hosts for one in findings.slow_hosts] == [("n6",)]
+    assert not findings.slow_paths
 
 
 @pytest.mark.parametrize("num_hosts", [4, 8, 9, 32])

@@ -60,7 +60,7 @@ def test_a_full_disk_keeps_no_job_running(
     scheduler.know("17", State.RUNNING)
     chosen = found(tmp_path, scheduler)
     monkeypatch.setattr(JobDirectory, "event", full)
-    with pytest.raises(LaunchError, match=r"cancelled, but that could not be noted.*\(events.jsonl: cannot be written"):
+    with pytest.raises(RunFileError, match=r"events\.jsonl: cannot be written"):
         control.cancel(chosen, scheduler.of)
     assert scheduler.cancelled == ["17"]
 
@@ -135,7 +135,7 @@ def test_of_two_who_submit_it_again_at_once_one_is_refused(tmp_path: Path, sched
     scheduler.know("17", State.CANCELLED)
     first, second = found(tmp_path, scheduler), found(tmp_path, scheduler)
     control.resubmit(first, scheduler.of)
-    with pytest.raises(LaunchError, match="air: somebody else has just submitted it"):
+    with pytest.raises(LaunchError, match="air: has just been submitted by another process"):
         control.resubmit(second, scheduler.of)
     assert scheduler.submitted == ["air"]
 

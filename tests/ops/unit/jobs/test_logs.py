@@ -1,5 +1,6 @@
 """Logs of ranks: which one is meant, in which order lines come, and a job that is followed over its attempts."""
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,15 +8,7 @@ import pytest
 
 from glmforge.errors import LaunchError
 from glmforge.observe.job_records import AttemptDirectory, Cause, JobDirectory
-from glmforge_ops.jobs.logs import (
-    Followed,
-    first_to_fail,
-    lines_of,
-    logs_of,
-    pattern_of,
-    scheduler_logs,
-    start_of_tail,
-)
+from glmforge_ops.jobs.logs import first_to_fail, follow, lines_of, logs_of, scheduler_logs
 from glmforge_ops.jobs.registry import Job, find_jobs
 from glmforge_ops.jobs.schedulers.base import State
 from helpers.made_jobs import MadeScheduler, at, made_attempt, made_job, made_rank
@@ -74,13 +67,12 @@ def test_all_ranks_in_the_order_of_time(job: JobDirectory) -> None:
 def test_what_is_chosen(job: JobDirectory) -> None:
     assert texts(job, attempt=1, rank=3) == [line(3, 3, "first attempt")]
     chosen = logs_of(job, every=True)
-    assert list(lines_of(chosen, pattern=pattern_of("step 2$"), tail=1)) == [line(20, 0, "step 2")]
-    assert list(lines_of(chosen, tail=2)) == [line(19, 1, "step 2"), line(20, 0, "step 2")]
+    assert list(lines_of(chosen, 2)) == [line(19, 1, "step 2"), line(20, 0, "step 2")]
 
 
 @pytest.mark.parametrize(
     ("chosen", "said"),
-    [({"attempt": 7}, "no attempt 7; there are 1-2"), ({"rank": 9}, "has no rank 9; it has 0-3")],
+    [({"attempt": 7}, "there is no attempt 7; there are 1-2"), ({"rank": 9}, "there is no rank 9; there are 0-3")],
 )
 def test_what_is_not_there(job: JobDirectory, chosen: dict[str, int], said: str) -> None:
     with pytest.raises(LaunchError, match=said):
@@ -91,24 +83,10 @@ def test_no_attempt_yet(tmp_path: Path) -> None:
     job = made_job(tmp_path)
     with pytest.raises(LaunchError, match="no attempt has begun"):
         texts(job)
-    with pytest.raises(LaunchError, match="nothing is kept yet"):
+    with pytest.raises(LaunchError, match="there is no such log"):
         scheduler_logs(job)
     (job.root / "scheduler-17.log").write_text("prolog failed\n")
     assert list(lines_of(scheduler_logs(job))) == ["prolog failed"]
-
-
-def test_a_wrong_expression() -> None:
-    with pytest.raises(LaunchError, match=r"--grep .*: invalid regular expression"):
-        pattern_of("(")
-
-
-@pytest.mark.parametrize("text", ["", "a\n", "a\nb\nc\n", "a\nb\nc", "\n\n\n", "x" * 200_000 + "\ny\n"])
-@pytest.mark.parametrize("count", [0, 1, 3, 9])
-def test_where_the_last_lines_begin(tmp_path: Path, text: str, count: int) -> None:
-    path = tmp_path / "log"
-    path.write_text(text)
-    lines = text.splitlines(keepends=True)
-    assert text[start_of_tail(path, count) :] == "".join(lines[len(lines) - min(count, len(lines)) :])
 
 
 def test_hostile_bytes_are_shown_not_obeyed(tmp_path: Path) -> None:
@@ -117,6 +95,11 @@ def test_hostile_bytes_are_shown_not_obeyed(tmp_path: Path) -> None:
     made_rank(job, 1, 0)
     job.attempt(1).log(0).write_bytes(b"2026 \xff\xfe\x00\r\n")
     assert texts(job) == ["2026 \\xff\\xfe\x00"]
+
+
+def impatient() -> Callable[[], float]:
+    """A clock by which the scheduler is asked in every round."""
+    return itertools.count(step=100).__next__
 
 
 def look(root: Path, scheduler: MadeScheduler) -> Callable[[], Job]:
@@ -135,37 +118,34 @@ def test_a_job_is_followed_over_its_attempts_to_its_end(tmp_path: Path) -> None:
     job = made_job(tmp_path)
     made_attempt(job, 1)
     append(job.attempt(1), 0, "a\nb\nc\n")
-    followed = Followed(look(tmp_path, scheduler), tail=1, ask_every_s=0)
-    rounds = followed.rounds()
-    assert next(rounds)[1] == ["c"]
+    rounds = follow(look(tmp_path, scheduler), 0, 1, impatient())
+    assert next(rounds)[2] == ["c"]
     append(job.attempt(1), 0, "d\nhal")
-    assert next(rounds)[1] == ["d"]
+    assert next(rounds)[2] == ["d"]
     append(job.attempt(1), 0, "f\n")
     made_attempt(job, 1, cause=Cause.PREEMPTED)
     made_attempt(job, 2, began=200)
     append(job.attempt(2), 0, "e\nf\n")
-    notes, lines = next(rounds)
+    _, notes, lines = next(rounds)
     assert lines == ["half", "e", "f"]
-    assert notes[-1] == "air: attempt 2"
+    assert notes[-1] == "air: attempt 2 on node1,node2"
     made_attempt(job, 2, cause=Cause.FINISHED, began=200)
     scheduler.know("17", State.COMPLETED)
     append(job.attempt(2), 0, "last\n")
-    assert [lines for _, lines in rounds] == [["last"], []]
-    assert followed.job.state == "finished"
+    assert [(found.state, lines) for found, _, lines in rounds] == [("finished", ["last"]), ("finished", [])]
 
 
 def test_a_job_that_waits_is_followed(tmp_path: Path) -> None:
     scheduler = MadeScheduler()
     scheduler.know("17", State.WAITING, reason="Resources")
     job = made_job(tmp_path)
-    followed = Followed(look(tmp_path, scheduler), ask_every_s=0)
-    rounds = followed.rounds()
-    assert next(rounds)[0] == ["air: waiting: Resources"]
-    assert next(rounds)[0] == []
+    rounds = follow(look(tmp_path, scheduler), 0, 10, impatient())
+    assert next(rounds)[1] == ["air: waiting: Resources"]
+    assert next(rounds)[1] == []
     scheduler.know("17", State.RUNNING)
     made_attempt(job)
     append(job.attempt(1), 0, "a\nb\n")
-    assert next(rounds)[1] == ["a", "b"]
+    assert next(rounds)[2] == ["a", "b"]
 
 
 def test_the_scheduler_is_asked_seldom(tmp_path: Path) -> None:
@@ -173,7 +153,7 @@ def test_the_scheduler_is_asked_seldom(tmp_path: Path) -> None:
     scheduler.know("17", State.RUNNING)
     made_job(tmp_path)
     now = [0.0]
-    rounds = Followed(look(tmp_path, scheduler), ask_every_s=10, clock=lambda: now[0]).rounds()
+    rounds = follow(look(tmp_path, scheduler), 0, 10, lambda: now[0])
     for now[0] in range(25):
         next(rounds)
     assert len(scheduler.asked) == 3

@@ -32,7 +32,7 @@ def test_a_run_that_fits_and_one_that_does_not() -> None:
 
 def test_memory_of_a_node_without_gpus() -> None:
     config, launch = load_config("demo"), LaunchConfig(launcher="slurm", ranks_per_node=2)
-    assert "unknown memory" in check_fit(config, launch)
+    assert "without --mem" in check_fit(config, launch)
     assert check_fit(config, launch.model_copy(update={"mem": "64G"})) == "by plan it fits the memory of its nodes"
     with pytest.raises(LaunchError, match="2 ranks of a node would need"):
         check_fit(config, launch.model_copy(update={"mem": "10M"}))

@@ -44,7 +44,7 @@ def test_names_and_patterns(tmp_path: Path) -> None:
     [
         ("lr-3", "there is no job lr-3; did you mean lr-2"),
         ("zzz", "there is no job zzz; 'glmforge jobs list'"),
-        ("x*", r"no job matches x\*"),
+        ("x*", r"there is no job x\*"),
         ("../lr-1", "there is no job"),
         ("a\x1bb", "there is no job 'a"),
     ],

@@ -7,7 +7,7 @@ import pytest
 
 from glmforge.observe.job_records import CANCELLED, SUPERVISOR_LEASE, Cause, Submission
 from glmforge.runtime.lease import Lease
-from glmforge_ops.jobs.registry import as_dict, find_jobs
+from glmforge_ops.jobs.registry import find_jobs
 from glmforge_ops.jobs.schedulers.base import State
 from glmforge_ops.jobs.state import JobState
 from helpers.made_jobs import MadeScheduler, at, made_attempt, made_job
@@ -123,19 +123,10 @@ def test_but_not_if_its_scheduler_answers_and_has_forgotten_it(tmp_path: Path, m
         assert state(tmp_path, MadeScheduler())[0] is JobState.UNKNOWN
 
 
-@pytest.mark.parametrize(("supervise", "expected"), [(True, JobState.FAILED), (False, JobState.STOPPED)])
-def test_a_process_that_ended_without_a_word(tmp_path: Path, supervise: bool, expected: JobState) -> None:
+@pytest.mark.parametrize(("launcher", "expected"), [("local", JobState.FAILED), ("mpi", JobState.STOPPED)])
+def test_a_process_that_ended_without_a_verdict(tmp_path: Path, launcher: str, expected: JobState) -> None:
     """A supervisor would have left one."""
-    made_job(tmp_path, launch={"launcher": "local", "nodes": 1, "supervise": supervise})
-    scheduler = MadeScheduler(name="local")
+    made_job(tmp_path, launch={"launcher": launcher, "nodes": 1})
+    scheduler = MadeScheduler(name=launcher)
     scheduler.know("17", State.ENDED)
     assert state(tmp_path, scheduler)[0] is expected
-
-
-def test_when_it_changed_last(tmp_path: Path) -> None:
-    job, scheduler = made_job(tmp_path), MadeScheduler()
-    made_attempt(job, cause=Cause.CODE, ended=110)
-    scheduler.know("17", State.FAILED, submitted=at(0), began=at(5))
-    assert as_dict(find_jobs(tmp_path, ["air"], scheduler.of)[0])["changed"] == at(110).isoformat()
-    scheduler.know("17", State.FAILED, submitted=at(0), began=at(5), ended=at(200))
-    assert as_dict(find_jobs(tmp_path, ["air"], scheduler.of)[0])["changed"] == at(200).isoformat()

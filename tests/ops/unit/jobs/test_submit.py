@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from glmforge.config.launch import LaunchConfig
-from glmforge.errors import ConfigError, GlmforgeError, LaunchError
+from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.observe.job_records import JobDirectory
 from glmforge.observe.record_files import RunFileError
-from glmforge_ops.jobs.new_job import command_job, create_job
+from glmforge_ops.jobs.new_job import command_job, create_job, make_task
 from glmforge_ops.jobs.schedulers.base import NoAnswerError
 from glmforge_ops.jobs.submit import MayRunError, id_of_task, submit, submit_noted
 from helpers.fake_scheduler import FakeScheduler
@@ -34,26 +34,36 @@ def noted(job: JobDirectory, scheduler: FakeScheduler, why: BaseException) -> No
     submit_noted(scheduler, job, job.read().launch, fails(why))
 
 
-def test_it_is_noted_in_the_jobs_of_tasks_too(tmp_path: Path, job: JobDirectory, scheduler: FakeScheduler) -> None:
-    task = made_job(tmp_path, "air-3", submission=None, task=3)
-    submission = submit(job, scheduler=scheduler, tasks=[task], after=["7"])
+def test_it_is_noted(job: JobDirectory, scheduler: FakeScheduler) -> None:
+    submission = submit(job, scheduler=scheduler, after=["7"])
     assert (submission.id, submission.launcher) == ("1", "slurm")
     assert job.read_submissions() == [submission]
-    assert [each.id for each in task.read_submissions()] == ["1_3"]
     assert job.read_events()[-1]["submission"] == "1"
     assert scheduler.after == {"1": ("7",)}
+
+
+def test_the_task_of_an_array_is_a_job_from_its_first_start_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "17")
+    made_job(tmp_path, "x", launch={"array": "1-5:2"})
+    task = JobDirectory(tmp_path / "x-3")
+    for _ in range(2):  # once more after a requeue
+        make_task(task)
+    described = task.read()
+    assert (described.part_of, described.task, described.launch.array) == ("x", 3, None)
+    assert described.launch.env == {"SLURM_ARRAY_TASK_ID": "3"}
+    assert [submission.id for submission in task.read_submissions()] == ["17_3"]
+    assert f"supervise {task.root}\n" in task.script.read_text()  # it can be submitted again alone
     assert id_of_task("12[].server", 3) == "12[3].server"
 
 
-def test_a_damaged_task_is_found_before_anything_is_submitted(
-    tmp_path: Path, job: JobDirectory, scheduler: FakeScheduler
-) -> None:
-    task = made_job(tmp_path, "air-3", submission=None, task=3)
-    task.description.write_text("name: [")
-    with pytest.raises(ConfigError):
-        submit(job, scheduler=scheduler, tasks=[task])
-    assert scheduler.scripts == {}
-    assert job.read_submissions() == []
+def test_a_task_is_no_other_job(tmp_path: Path) -> None:
+    made_job(tmp_path, "x", launch={"array": "1-5"})
+    made_job(tmp_path, "x-2")
+    with pytest.raises(LaunchError, match="x-2: is another job; launch the array under another --name"):
+        make_task(JobDirectory(tmp_path / "x-2"))
+    for name in ("y-1", "y"):
+        make_task(JobDirectory(tmp_path / name))
+        assert not (tmp_path / name).exists()
 
 
 @pytest.mark.parametrize("why", [RunFileError("full"), OSError(28, "No space left on device")])

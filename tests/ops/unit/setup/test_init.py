@@ -18,24 +18,13 @@ from glmforge_ops.hosts.on_node.wire import MARK
 from glmforge_ops.setup import facts, find
 from glmforge_ops.setup.find import config_text, find_cluster
 
-TB = 10**12
-
-
-def mount(path: str, source: str, size: int = 7 * TB, network: bool = False) -> dict[str, Any]:
-    return {"path": path, "source": source, "network": network, "size": 0 if network else size}
-
 
 def said_by_a_node(**changes: Any) -> dict[str, Any]:
     return {
         "gpus": ["NVIDIA H200"] * 8,
-        "route": "ens3",
-        "rdma": [["mlx5_0", "InfiniBand"], ["mlx5_1", "Ethernet"]],
-        "mounts": [
-            mount("/", "/dev/sda1", TB),
-            mount("/scratch", "/dev/sdb", 9 * TB),
-            mount("/local disk", "/dev/nvme1n1"),
-            mount("/shared", "nas:/all", network=True),
-        ],
+        "links": ["Ethernet", "InfiniBand"],
+        "disks": [["/local disk"], ["/scratch"]],
+        "shared": [["/shared", "nas:/all"], ["/other", "nas:/this node's"]],
     } | changes
 
 
@@ -46,7 +35,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, Any] | None]:
 
     def answer(host: str) -> Answer:
         if nodes[host] is None:
-            return Answer(host, Outcome.UNREACHABLE, reason="it does not answer", mend="look at it")
+            return Answer(host, Outcome.UNREACHABLE, reason="it does not answer", fix="look at it")
         return Answer(host, Outcome.DONE, 0, b"\n" + MARK + json.dumps(nodes[host]).encode() + b"\n")
 
     monkeypatch.setattr(Fanout, "run", lambda self, hosts, *rest: {host: answer(host) for host in hosts})
@@ -62,22 +51,21 @@ def test_what_all_have_becomes_settings(nodes: dict[str, Any]) -> None:
     found = find_cluster(ClusterConfig(nodes=["node[1-3]"]))
     cluster = load(config_text(found))
     assert (cluster.nodes, cluster.gpus_per_node, cluster.network) == (["node[1-3]"], 8, "infiniband")
-    assert (cluster.infiniband, cluster.interface) == (["mlx5_0"], "ens3")
     assert (cluster.local_path, cluster.shared_path) == (Path("/local disk"), Path("/shared"))
     assert found.missing == []
     assert "3 machines: node[1-3]" in found.said
-    assert "# also found: /scratch" in config_text(found)
+    assert "#   local_path: /local disk (also /scratch)" in config_text(found)
 
 
 def test_what_differs_or_lacks_is_said(nodes: dict[str, Any]) -> None:
-    few = said_by_a_node(gpus=["NVIDIA H200"] * 7, mounts=[])
+    few = said_by_a_node(gpus=["NVIDIA H200"] * 7, disks=[], shared=[["/other", "nas:/its own"]])
     nodes |= {"a": said_by_a_node(), "b": said_by_a_node(), "c": few, "d": None}
     found = find_cluster(ClusterConfig(nodes=["a", "b", "c", "d"]))
     assert found.settings["gpus_per_node"] == 8
     assert any("the same GPUs everywhere: c differs" in line for line in found.missing)
     assert any("what d has: it does not answer; look at it" in line for line in found.missing)
-    assert "local disks of 200 GB or more that all nodes have; set local_path" in found.missing
-    assert "network file systems that all nodes have; set shared_path" in found.missing
+    assert "local_path: no disk of 200 GB or more that all nodes have" in found.missing
+    assert "shared_path: no network file system that all nodes have" in found.missing
     cluster = load(config_text(found))
     assert cluster.local_path is None
 
@@ -94,7 +82,7 @@ def test_slurm_promises_gpus_that_nobody_could_count(nodes: dict[str, Any], monk
 
 @pytest.mark.parametrize("path", ["/a: b #c", "/'a'", "/%s{{ x }}"])
 def test_any_path_is_read_back_as_it_is(nodes: dict[str, Any], path: str) -> None:
-    nodes["a"] = said_by_a_node(mounts=[mount(path, "/dev/nvme0n1"), mount("/x\n\nnetwork: tcp", "/dev/sdb", TB)])
+    nodes["a"] = said_by_a_node(disks=[[path], ["/x\n\nnetwork: tcp"]])
     assert load(config_text(find_cluster(ClusterConfig(nodes=["a"])))).local_path == Path(path)
 
 
@@ -115,7 +103,16 @@ def test_no_file_is_replaced_unless_forced(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["cluster.yaml"]
 
 
+def test_disks_of_a_node_are_sorted_and_the_systems_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"/": 9e12, "/scratch": 9e12, "/big": 10e12, "/fast\tdisk": 7e12, "/small": 1e11}
+    mounts = "/dev/sda1 / ext4\n/dev/sdb /scratch xfs\n/dev/sdc /big xfs\n/dev/nvme1n1 /fast\\011disk xfs\n"
+    more = "/dev/sdd /small xfs\nnas:/all /shared nfs4\nproc /proc proc\n"
+    monkeypatch.setattr(facts, "_text", lambda path: mounts + more)
+    monkeypatch.setattr(facts, "_size", lambda path: int(sizes[path]))
+    assert facts._file_systems() == {
+        "disks": [["/fast\tdisk"], ["/big"], ["/scratch"]], "shared": [["/shared", "nas:/all"]]
+    }  # fmt: skip
+
+
 def test_this_machine_says_what_it_has() -> None:
-    found = facts.facts()
-    assert {"gpus", "route", "rdma", "mounts"} == set(found)
-    assert all({"path", "source", "network", "size"} == set(mount) for mount in found["mounts"])
+    assert facts.facts().keys() == {"gpus", "links", "disks", "shared"}

@@ -28,7 +28,7 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def place(host: str, *files: Path) -> Place:
-    return Place(host, host, 22, host, files=tuple(map(str, files)))
+    return Place(host, host, 22, files=tuple(map(str, files)))
 
 
 def test_a_known_key_is_taken_over_also_under_a_hashed_name(tmp_path: Path, keys: list[str]) -> None:
@@ -64,12 +64,10 @@ def test_a_key_that_is_confirmed_is_taken(tmp_path: Path, keys: list[str]) -> No
 
 def test_where_ssh_leads(tmp_path: Path) -> None:
     config = tmp_path / "config"
-    config.write_text(
-        "Host a\n  HostName 10.0.0.1\n  Port 2222\n  User trainer\nHost b\n  HostKeyAlias Second\n  ProxyJump gate\n"
-    )
+    config.write_text("Host a\n  HostName 10.0.0.1\n  Port 2222\n  User trainer\nHost b\n  HostKeyAlias Second\n")
     a, b = places_of(Ssh(("ssh", "-F", str(config))), ["a", "b"])
-    assert (a.address, a.port, a.lookup, a.user, a.through) == ("10.0.0.1", 2222, "[10.0.0.1]:2222", "trainer", "")
-    assert (b.address, b.port, b.lookup, b.alias, b.user, b.through) == ("b", 22, "second", "second", "", "gate")
+    assert (a.address, a.port, a.name, a.user, a.alias) == ("10.0.0.1", 2222, "[10.0.0.1]:2222", "trainer", "")
+    assert (b.port, b.name, b.user, b.alias) == (22, "second", "", "second")
 
 
 def test_a_pair_of_keys_is_made_once_and_a_bad_one_is_named(tmp_path: Path) -> None:

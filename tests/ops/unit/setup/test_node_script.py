@@ -8,8 +8,7 @@ import pytest
 
 from glmforge.config.cluster import ClusterConfig
 from glmforge.runtime.hostfile import HostLine
-from glmforge_ops.setup.files import node_script
-from glmforge_ops.setup.wanted import Kind, Wanted
+from glmforge_ops.setup.files import Kind, Wanted, node_script
 from helpers.snapshots import snapshot
 
 KEY = "restrict,pty ssh-ed25519 AAAA glmforge"

@@ -16,9 +16,8 @@ from glmforge.errors import HostError
 from glmforge.runtime.hostfile import HostLine
 from glmforge_ops.render import name, note, quoted
 from glmforge_ops.setup import files
-from glmforge_ops.setup.files import render
+from glmforge_ops.setup.files import Kind, Wanted, render
 from glmforge_ops.setup.known_hosts import Place
-from glmforge_ops.setup.wanted import Kind, Wanted
 from helpers.packages import install_or_skip
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -39,10 +38,10 @@ CLUSTER = ClusterConfig(
 def texts(wanted: Wanted) -> dict[str, str]:
     """Every file that setup writes here, but for keys."""
     places = [
-        Place("node001", "10.0.0.1", 22, "10.0.0.1"),
-        Place("node002", "node002.cluster", 2222, "second", alias="second"),
+        Place("node001", "10.0.0.1", 22),
+        Place("node002", "node002.cluster", 2222, alias="second"),
     ]
-    return {file.path.name: file.text for file in (*files.ssh_files(wanted, places, ""), *files.job_files(wanted))}
+    return {file.path.name: file.text for file in files.files_here(wanted, places, "")}
 
 
 def scripts(wanted: Wanted) -> dict[str, str]:

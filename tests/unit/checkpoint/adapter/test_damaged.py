@@ -1,6 +1,5 @@
 """A checkpoint of adapters of which something is missing, damaged or foreign: one line each, and nothing is loaded."""
 
-import itertools
 import json
 import re
 from pathlib import Path
@@ -56,7 +55,14 @@ def flip(file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "damage"), [*itertools.product(FILES, [remove, cut, flip]), (MANIFEST_FILE, remove), (MANIFEST_FILE, cut)]
+    ("file", "damage"),
+    [
+        *((file, flip) for file in FILES),
+        (FILES[1], remove),
+        (FILES[1], cut),
+        (MANIFEST_FILE, remove),
+        (MANIFEST_FILE, cut),
+    ],
 )
 def test_whatever_file_is_damaged_the_one_before_is_taken(tmp_path, file, damage, caplog):
     path = save(tmp_path, 1, 2)

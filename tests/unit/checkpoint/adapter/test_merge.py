@@ -43,17 +43,11 @@ def lora(*targets: list[str], **settings: Any) -> LoraConfig:
 
 CASES = {
     "attention": lora(ATTENTION),
-    "rslora": lora(ATTENTION, rslora=True),
     "dora": lora(ATTENTION, dora=True),
     "packed experts": lora(PACKED, DOWN),
-    "only down": lora(DOWN),
     "halves": lora(ATTENTION, HALVES, DOWN),
-    "halves rslora": lora(ATTENTION, HALVES, rslora=True),
-    "one half": lora(HALVES[1:]),
     "router, head, embedding": lora(["gate", "lm_head", "embed_tokens"]),
     "dense layers and shared experts": lora(DENSE, ATTENTION),
-    "all kinds": lora(DENSE, ["gate"], HALVES, DOWN),
-    "a whole module": lora(ATTENTION, modules_to_save=("lm_head",)),
     "modules with a bias, and packed experts": lora(DENSE, modules_to_save=("self_attn", "experts")),
     "norms, embedding": lora(
         ATTENTION, modules_to_save=("input_layernorm", "norm", "embed_tokens", "model.layers.0.mlp.*")

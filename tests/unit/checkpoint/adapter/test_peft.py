@@ -30,11 +30,9 @@ peft = pytest.importorskip("peft")
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "attention": {"targets": ["self_attn"]},
-    "rslora": {"targets": ["q_proj", "o_proj"], "rslora": True, "alpha": 3.0},
     "dora": {"targets": ["self_attn"], "dora": True, "rslora": True},
     "dense": {"targets": ["shared_experts", "model.layers.0.mlp.up_proj"]},
     "experts as PEFT": {"targets": ["experts.gate_up_proj", "experts.down_proj"]},
-    "one matrix": {"targets": ["experts.down_proj"], "rslora": True},
     "every map": {"targets": ["all-linear"]},
     "every map, rslora": {"targets": ["all-linear"], "rslora": True},
     "router": {"targets": ["gate", "v_proj"]},

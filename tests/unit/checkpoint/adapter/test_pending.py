@@ -77,14 +77,8 @@ def test_the_last_one_publishes(tmp_path):
     assert save(tmp_path, 1, 0)
     assert found(tmp_path) == 1
     assert sorted(path.name for path in checkpoint_path(tmp_path, 1).iterdir()) == [
-        "adapter_config.json",
-        "adapter_model.rank0.safetensors",
-        "adapter_model.rank1.safetensors",
-        "manifest.json",
-        "meta.json",
-        "metadata.json",
-        "training_state.rank0.safetensors",
-        "training_state.rank1.safetensors",
+        *("adapter_config.json", "adapter_model.rank0.safetensors", "adapter_model.rank1.safetensors", "manifest.json"),
+        *("meta.json", "metadata.json", "training_state.rank0.safetensors", "training_state.rank1.safetensors"),
     ]
 
 

@@ -14,7 +14,7 @@ from glmforge.config import ModelConfig, load_model_config
 from glmforge.config.parameters import parameter_table
 from glmforge.data.tokens.bpe import train_tokenizer
 from glmforge.data.tokens.tokenizer import Tokenizer
-from glmforge.errors import CheckpointError, ConfigError
+from glmforge.errors import CheckpointError
 from glmforge.model import GlmMoe
 from glmforge.model.head import NoLMHeadError
 from helpers.checkpoints import make_meta
@@ -96,8 +96,9 @@ def edit(directory: Path, change: Any) -> None:
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("changes", "dtype"), [({}, torch.bfloat16), *((changes, torch.float32) for changes in VARIANTS.values())]
+)
 def test_round_trip_is_bit_equal(tmp_path, changes, dtype):
     config = make_config(**changes)
     state = make_state(config, dtype)
@@ -125,7 +126,7 @@ def test_transformers_loads_our_export(tmp_path, changes):
     assert model.generation_config.eos_token_id == [3, 5]
 
 
-@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("changes", [{}, VARIANTS["no mtp"]], ids=["mtp", "no mtp"])
 def test_we_load_what_transformers_saves(tmp_path, changes, caplog):
     """transformers has no MTP layers in its model, and announces them all the same."""
     config = make_config(**changes)
@@ -137,16 +138,6 @@ def test_we_load_what_transformers_saves(tmp_path, changes, caplog):
     assert_equal(dict(tensors), model.state_dict())
     announced = config.num_nextn_predict_layers > 0
     assert ("config.json announces" in caplog.text) == announced
-
-
-def test_transformers_loads_bf16_with_fp32_correction_biases(tmp_path):
-    config = make_config()
-    export_hf(make_state(config), config, tmp_path / "hf")
-    model = transformers.Glm4MoeForCausalLM.from_pretrained(tmp_path / "hf")
-    for name, tensor in model.state_dict().items():
-        expected = make_state(config)[name]
-        assert tensor.dtype == (torch.float32 if BIAS in name else torch.bfloat16), name
-        assert torch.equal(tensor, expected.to(tensor.dtype)), name
 
 
 def test_the_files_are_those_of_a_published_checkpoint(tmp_path):
@@ -166,33 +157,15 @@ def test_the_files_are_those_of_a_published_checkpoint(tmp_path):
     assert content["num_nextn_predict_layers"] == 1
 
 
-def test_gate_rows_are_the_first_half(tmp_path):
-    config = make_config()
-    state = make_state(config)
-    export_hf(state, config, tmp_path / "hf", dtype=torch.float32)
-    on_disk = tensors_on_disk(tmp_path / "hf")
-    packed = state["model.layers.2.mlp.experts.gate_up_proj"]
-    assert torch.equal(on_disk["model.layers.2.mlp.experts.4.gate_proj.weight"], packed[4, :12])
-    assert torch.equal(on_disk["model.layers.2.mlp.experts.4.up_proj.weight"], packed[4, 12:])
-
-
 def test_without_mtp(tmp_path):
     config = make_config()
     state = make_state(config)
-    export_hf(state, config, tmp_path / "hf", dtype=torch.float32, with_mtp=False)
-    assert json.loads((tmp_path / "hf" / "config.json").read_text())["num_nextn_predict_layers"] == 0
-    read_config, tensors = import_hf(tmp_path / "hf")
-    assert read_config == make_config(num_nextn_predict_layers=0)
-    assert_equal(dict(tensors), {n: t for n, t in state.items() if not n.startswith(MTP)})
-
-
-def test_import_can_leave_mtp_out(tmp_path):
-    config = make_config()
-    state = make_state(config)
-    export_hf(state, config, tmp_path / "hf", dtype=torch.float32)
-    read_config, tensors = import_hf(tmp_path / "hf", with_mtp=False)
-    assert read_config.num_nextn_predict_layers == 0
-    assert_equal(dict(tensors), {n: t for n, t in state.items() if not n.startswith(MTP)})
+    export_hf(state, config, tmp_path / "without", dtype=torch.float32, with_mtp=False)
+    assert json.loads((tmp_path / "without" / "config.json").read_text())["num_nextn_predict_layers"] == 0
+    export_hf(state, config, tmp_path / "with", dtype=torch.float32)
+    for read_config, tensors in (import_hf(tmp_path / "without"), import_hf(tmp_path / "with", with_mtp=False)):
+        assert read_config == make_config(num_nextn_predict_layers=0)
+        assert_equal(dict(tensors), {n: t for n, t in state.items() if not n.startswith(MTP)})
 
 
 def test_import_casts_on_request_but_not_the_correction_biases(tmp_path):
@@ -238,20 +211,6 @@ class TestDuplicatedMtpHead:
         config = make_config(num_nextn_predict_layers=0)
         with pytest.raises(ValueError, match="duplicate_mtp_head needs MTP layers"):
             export_hf(make_state(config), config, tmp_path / "hf", duplicate_mtp_head=True)
-
-
-def test_packed_experts_on_disk_are_read_too(tmp_path):
-    config = make_config(num_nextn_predict_layers=0)
-    state = make_state(config)
-    export_hf(state, config, tmp_path / "hf", dtype=torch.float32)
-
-    def pack(tensors):
-        tensors.clear()
-        tensors |= state
-
-    edit(tmp_path / "hf", pack)
-    _, tensors = import_hf(tmp_path / "hf")
-    assert_equal(dict(tensors), state)
 
 
 @pytest.mark.parametrize("max_shard_bytes", [1, 3000, 10**9])
@@ -392,7 +351,6 @@ FILE_DEFECTS = {
         lambda t: t.update({EXPERT: torch.zeros(16, 12)}),
         rf"{EXPERT} is \[16, 12\], config\.json makes it \[12, 16\]",
     ),
-    "part of the MTP layer": (lambda t: t.pop(MTP + "enorm.weight"), rf"{MTP}enorm\.weight missing"),
 }
 
 
@@ -437,12 +395,7 @@ def _cut(file):
     file.write_bytes(file.read_bytes()[:-100])
 
 
-def test_a_directory_without_a_config_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=str(tmp_path)):
-        import_hf(tmp_path)
-
-
-@pytest.mark.parametrize("preset", ["glm45_355b", "glm45_air_106b", "glm46_355b"])
+@pytest.mark.parametrize("preset", ["glm45_355b", "glm45_air_106b"])
 def test_configs_of_the_presets_survive_the_way(tmp_path, preset):
     """The whole description of the model, without its weights."""
     from glmforge.checkpoint.convert.hf_config import hf_config

@@ -1,5 +1,4 @@
 import fcntl
-import multiprocessing
 import os
 import shutil
 
@@ -39,13 +38,6 @@ def test_copies_are_the_shards(data, shards):
         assert copy.tokens(0, 81).tolist() == shard.tokens(0, 81).tolist()
     assert len(copies(data)) == 6
     assert not list(data.cache_dir.rglob("*.partial"))
-
-
-def test_good_copies_are_not_made_again(data):
-    copy_shards(data)
-    before = {name: path.stat().st_ino for name, path in copies(data).items()}
-    copy_shards(data)
-    assert {name: path.stat().st_ino for name, path in copies(data).items()} == before
 
 
 def test_one_copy_that_is_gone_or_short_is_made_again(data):
@@ -125,20 +117,3 @@ def test_a_process_copies_alone(data, monkeypatch):
     assert len(copied) == 6
     with (data.cache_dir / ".lock").open() as other:
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def test_processes_of_a_node_do_not_disturb_each_other(data):
-    """All call it at once; each finds whole shards when it returns."""
-    context = multiprocessing.get_context("fork")
-    processes = [context.Process(target=_copy_and_verify, args=(data,)) for _ in range(4)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0] * 4
-
-
-def _copy_and_verify(data):
-    copy_shards(data)
-    for source in data.sources:
-        TokenShard(local_prefix(source, data)).verify()

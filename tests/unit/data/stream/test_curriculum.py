@@ -83,16 +83,6 @@ def test_fill_in_the_middle_is_for_code(shards, tokenizer_dir):
 # Changed weights
 
 
-def test_unchanged_weights_change_nothing(make_curriculum):
-    phases = [{"steps": 10}, {"steps": 10}]
-    first = make_curriculum(phases, **EVEN)
-    expected = rows(first, 0, range(40))
-    again, words = resumed(first, make_curriculum(phases, web={"weight": 2}, code={"weight": 2}), {"phase0": 12})
-    assert words == []
-    assert again.state_dict() == first.state_dict()
-    assert rows(again, 0, range(40), {"phase0": 12}) == expected
-
-
 def test_changed_weights_hold_from_the_next_sample(make_curriculum):
     """No row of an epoch is left out or repeated where they change, and the words say what changed."""
     first = make_curriculum([{"steps": 10}], **EVEN)
@@ -119,16 +109,6 @@ def test_every_later_process_sees_the_same_history(make_curriculum):
     fourth, words = resumed(third, make_curriculum([{"steps": 10}], web={"weight": 9}), {"phase0": 20})
     assert len(words) == 1
     assert [entry.first_sample for entry in fourth.stream(0, {}).record.entries] == [0, 14, 20]
-
-
-def test_two_changes_without_a_step_between_leave_one_entry(make_curriculum):
-    first = make_curriculum([{"steps": 10}], **EVEN)
-    rows(first, 0, [0])
-    second, _ = resumed(first, make_curriculum([{"steps": 10}], web={"weight": 4}), {"phase0": 14})
-    third, _ = resumed(second, make_curriculum([{"steps": 10}], web={"weight": 9}), {"phase0": 14})
-    assert [entry.first_sample for entry in third.stream(0, {}).record.entries] == [0, 14]
-    direct, _ = resumed(first, make_curriculum([{"steps": 10}], web={"weight": 9}), {"phase0": 14})
-    assert third.state_dict() == direct.state_dict()
 
 
 def test_a_phase_not_begun_follows_the_configuration(make_curriculum):
@@ -176,14 +156,6 @@ def test_rolling_back_forgets_what_came_later(make_curriculum):
 
 
 # What must not change
-
-
-def test_another_shard_under_the_same_name(make_curriculum, make_shard, shards):
-    curriculum = make_curriculum([{"steps": 10}])
-    rows(curriculum, 0, [0])
-    shards["code"] = make_shard([range(600, 681)], "new_code")
-    with pytest.raises(CheckpointError, match=r"source 'code' .*sha256.* when it was consumed; restore that shard"):
-        resumed(curriculum, make_curriculum([{"steps": 10}]), {"phase0": 4})
 
 
 def test_a_source_that_comes_back_must_be_the_same(make_curriculum, make_shard, shards):

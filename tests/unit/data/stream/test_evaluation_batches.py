@@ -101,11 +101,6 @@ def test_filling_is_a_document_of_its_own(shard):
     assert last.batch.num_label_tokens == 10
 
 
-def test_same_windows_at_every_call(shard):
-    first, second = (list(EvaluationBatches(shard, 7, 20, BYTES, rows_per_batch=2)) for _ in range(2))
-    assert all(torch.equal(a.batch.ids_BS, b.batch.ids_BS) for a, b in zip(first, second, strict=True))
-
-
 def test_id_that_the_tokenizer_lacks(shard):
     with pytest.raises(DataError, match="outside the vocabulary of 25"):
         list(EvaluationBatches(shard, 10, 10**9, BYTES[:25]))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from glmforge.data.stream.order import permute, stream_key
 
 
-@pytest.mark.parametrize("size", [*range(1, 70), 255, 256, 257, 1000, 4095, 4096, 4097, 65_537, 200_003])
+@pytest.mark.parametrize("size", [*range(1, 20), 255, 256, 257, 1000, 4095, 4096, 4097, 65_537, 200_003])
 def test_permute_is_a_bijection(size):
     image = permute(np.arange(size), size, 7)
     assert np.array_equal(np.sort(image), np.arange(size))

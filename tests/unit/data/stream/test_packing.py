@@ -168,7 +168,7 @@ def test_a_reading_process_maps_the_file_itself(make_shard: MakeShard) -> None:
     assert all(np.array_equal(copy.row(i).labels_S, rows.row(i).labels_S) for i in range(rows.num_rows))
 
 
-@pytest.mark.parametrize("position", [0, 9, 30, 100, 250, 256, 300, -1])
+@pytest.mark.parametrize("position", [0, 30, 256, -1])
 def test_a_damaged_byte_is_found(make_shard: MakeShard, position: int) -> None:
     shard = make_shard([[1, 2, END]] * 20)
     path = ensure_packing(shard, 7).path
@@ -179,7 +179,7 @@ def test_a_damaged_byte_is_found(make_shard: MakeShard, position: int) -> None:
         ensure_packing(shard, 7)
 
 
-@pytest.mark.parametrize("size", [0, 100, 256, 400])
+@pytest.mark.parametrize("size", [0, 100, 400])
 def test_a_short_file_is_refused_on_opening(make_shard: MakeShard, size: int) -> None:
     shard = make_shard([[1, 2, END]] * 20)
     path = ensure_packing(shard, 7).path

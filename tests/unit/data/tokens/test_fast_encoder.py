@@ -67,8 +67,8 @@ def test_ids_of_any_text(encoder, rich, text):
     assert encoder.encode_batch([text]) == rich.encode_batch_with_library([text])
 
 
-@pytest.mark.parametrize("length", [30, 31, 32, 126, 127, 128, 129, 5000, 70_000])
-@pytest.mark.parametrize("unit", ["a", "ha", "数", "é", "“"])
+@pytest.mark.parametrize("length", [31, 32, 127, 128, 129, 70_000])
+@pytest.mark.parametrize("unit", ["a", "数", "“"])
 def test_pieces_of_every_length(encoder, rich, unit, length):
     text = unit * (length // len(unit.encode()))
     assert encoder.encode_batch([text]) == rich.encode_batch_with_library([text])

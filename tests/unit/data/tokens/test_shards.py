@@ -75,11 +75,11 @@ def test_empty_documents_have_no_piece(tmp_path):
     assert [len(shard.document(i)) for i in range(4)] == [0, 6, 0, 6]
 
 
-@pytest.mark.parametrize(("start", "stop"), [(a, b) for a in range(12) for b in range(a + 1, 13)])
-def test_document_lengths_of_every_stretch(make_shard, start, stop):
-    owner = np.repeat(np.arange(4), [len(document) for document in DOCUMENTS])[start:stop]
-    expected = np.unique(owner, return_counts=True)[1].tolist()
-    assert make_shard(DOCUMENTS).document_lengths(start, stop).tolist() == expected
+def test_document_lengths_of_every_stretch(make_shard):
+    shard, owner = make_shard(DOCUMENTS), np.repeat(np.arange(4), [len(document) for document in DOCUMENTS])
+    for start, stop in ((a, b) for a in range(12) for b in range(a + 1, 13)):
+        expected = np.unique(owner[start:stop], return_counts=True)[1].tolist()
+        assert shard.document_lengths(start, stop).tolist() == expected
 
 
 @pytest.mark.parametrize(("vocab_size", "code"), [(100, 8), (65_499, 8), (65_500, 4), (151_552, 4)])
@@ -134,18 +134,11 @@ def _edit_json(path, **changes):
             lambda p: p("bin").write_bytes(MEGATRON_BIN + b"\0\0"),
             r"shard.bin: 2 bytes longer .* not of one shard",
         ),
-        (lambda p: p("bin").write_bytes(b""), r"shard.bin: 24 bytes shorter"),
         (lambda p: p("idx").write_bytes(MEGATRON_IDX[:-8]), r"shard.idx: 8 bytes shorter .* cut off"),
-        (lambda p: p("idx").write_bytes(MEGATRON_IDX[:20]), r"shard.idx: not the index"),
-        (lambda p: p("idx").write_bytes(b""), r"shard.idx: not the index"),
         (lambda p: p("idx").write_bytes(b"TNTIDX" + MEGATRON_IDX[6:]), r"shard.idx: not the index"),
         (
             lambda p: p("idx").write_bytes(MEGATRON_IDX[:9] + b"\x02" + MEGATRON_IDX[10:]),
             r"shard.idx: index version 2 with dtype code 8; readable are version 1",
-        ),
-        (
-            lambda p: p("idx").write_bytes(MEGATRON_IDX[:17] + b"\x07" + MEGATRON_IDX[18:]),
-            r"dtype code 7; readable are version 1",
         ),
         (
             lambda p: p("idx").write_bytes(struct.pack("<9sQBQQq", b"MMIDIDX\0\0", 1, 8, 0, 1, 0)),
@@ -156,9 +149,7 @@ def _edit_json(path, **changes):
             r"shard.idx: its documents do not cover its sequences",
         ),
         (lambda p: p("bin").unlink(), r"shard.bin: missing"),
-        (lambda p: p("idx").unlink(), r"shard.idx: missing"),
         (lambda p: (p("bin").unlink(), p("idx").unlink()), r"shard: no token shard"),
-        (lambda p: p("json").write_text("{"), r"shard.json:1: not valid JSON"),
         (lambda p: p("json").write_text('{"a": 1}'), r"shard.json: not the description"),
         (lambda p: _edit_json(p("json"), num_tokens=13), r"json tells of 13 tokens, .idx of 12"),
     ],

@@ -9,16 +9,12 @@ from glmforge.errors import DataError
 
 
 @pytest.mark.parametrize("token", SPECIAL_TOKENS)
-def test_corpus_text_cannot_inject_a_special_token(tokenizer, token):
+def test_special_tokens_are_those_of_conversations_and_text_of_a_corpus_cannot_inject_them(tokenizer, token):
     text = f"before {token} after{token}"
     ids = tokenizer.encode(text)
     assert max(ids) < tokenizer.special_id(SPECIAL_TOKENS[0])
     assert tokenizer.decode(ids) == text
     assert tokenizer.encode_batch([text, ""]) == [ids, []]
-
-
-@pytest.mark.parametrize("token", SPECIAL_TOKENS)
-def test_conversations_have_special_tokens(tokenizer, token):
     special = tokenizer.special_id(token)
     ids = tokenizer.encode_with_special_tokens(f"{token}a{token}")
     assert (ids[0], ids[-1]) == (special, special)

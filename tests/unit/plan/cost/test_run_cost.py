@@ -82,14 +82,6 @@ def test_a_phase_that_never_ends_is_left_out() -> None:
         assert "too often" in phase.time.problem
 
 
-def test_no_price_no_dollars() -> None:
-    machine = find_machine("L40S")
-    config = load_config(SCALED)
-    cost = run_cost(config, 64, machine, phases_at(config, 64, machine, 0.3), read_settings(None))
-    assert cost.price is None
-    assert cost.dollars == {}
-
-
 def plan(*arguments: str) -> str:
     result = CliRunner().invoke(app, ["plan", *arguments], catch_exceptions=False)
     assert result.exit_code == 0
@@ -101,13 +93,8 @@ def test_the_command_says_all_of_it() -> None:
     for words in ("general", "code_and_reasoning", "long_context", "goodput", "$2.50 per GPU-hour (2026-11-20, given)"):
         assert words in text
     for words in (
-        "MWh",
-        "A failure about every",
-        "optimizer states",
-        "token shards",
-        "Assumed",
-        "gpu_mtbf_hours 50700",
-        "In four of five cases $",
+        *("MWh", "A failure about every", "optimizer states", "token shards", "Assumed"),
+        *("gpu_mtbf_hours 50700", "In four of five cases $"),
     ):
         assert words in text
     found = json.loads(plan(SCALED, "--gpus", "64", "--gpu", "H100 SXM", "--cost", "--price", "2.5", "--json"))
@@ -115,18 +102,6 @@ def test_the_command_says_all_of_it() -> None:
     assert found["provenance"] in ("calibrated", "assumed")
     assert found["dollars"]["all"] == pytest.approx(2.5 * found["gpu_hours"])
     assert [phase["name"] for phase in found["phases"]] == ["general", "code_and_reasoning", "long_context"]
-
-
-def test_a_utilisation_stands_in_for_a_prediction() -> None:
-    found = json.loads(plan(SCALED, "--gpus", "64", "--gpu", "H100 SXM", "--cost", "--mfu", "0.25", "--json"))
-    assert found["utilisation"] == pytest.approx(0.25)
-    assert found["provenance"] is None
-    assert found["dollars_80"] is None, "what was given has no spread"
-
-
-def test_one_phase_alone_can_be_looked_at() -> None:
-    options = ("--gpus", "64", "--gpu", "H100 SXM", "--cost", "--phase", "long_context", "--json")
-    assert [phase["name"] for phase in json.loads(plan(SCALED, *options))["phases"]] == ["long_context"]
 
 
 def test_checkpoints_that_have_no_room_are_told() -> None:
@@ -156,7 +131,6 @@ def test_an_unknown_sheet_is_refused() -> None:
     [
         (["--cost"], "--cost: .*--gpu"),
         (["--cost", "--gpu", "H100 SXM", "--mfu", "2"], "--mfu: 2 is no share of a peak"),
-        (["--cost", "--gpu", "H100 SXM", "--price", "much"], "--price: "),
         (["--cost", "--gpu", "H100 SXM", "parallel.cp=3"], "--mfu, which needs no layout"),
         (["--price", "2"], "--price: is a price of GPUs; give the kind"),
         (["--mfu", "0.3"], "--mfu: .*--cost"),

@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import pytest
 
 from glmforge.plan.machine.hardware import ACCELERATORS, find_accelerator
@@ -10,23 +7,18 @@ from glmforge.plan.machine.hardware import ACCELERATORS, find_accelerator
     ("device_name", "row"),
     [
         ("NVIDIA A100-SXM4-40GB", "A100 SXM 40GB"),
-        ("NVIDIA A100-SXM4-80GB", "A100 SXM 80GB"),
         ("A100-SXM4-40GB", "A100 SXM 40GB"),
         ("NVIDIA A100-PCIE-40GB", "A100 PCIe 40GB"),
         ("NVIDIA A100 80GB PCIe", "A100 PCIe 80GB"),
-        ("NVIDIA A800-SXM4-80GB", "A800 SXM 80GB"),
         ("NVIDIA H100 80GB HBM3", "H100 SXM"),
         ("NVIDIA H100 PCIe", "H100 PCIe"),
         ("NVIDIA H100 NVL", "H100 NVL"),
-        ("NVIDIA H800", "H800 SXM"),
         ("NVIDIA H20", "H20 96GB"),
         ("NVIDIA H20-3e", "H20 141GB"),
         ("NVIDIA H200", "H200 SXM"),
-        ("NVIDIA H200 NVL", "H200 NVL"),
         ("NVIDIA GH200 480GB", "GH200 96GB"),
         ("NVIDIA B200", "B200"),
         ("NVIDIA GB200", "GB200"),
-        ("NVIDIA L40S", "L40S"),
         ("NVIDIA GeForce RTX 4090", "RTX 4090"),
         ("AMD Instinct MI300X", "MI300X"),
     ],
@@ -40,18 +32,8 @@ def test_known_devices(device_name: str, row: str) -> None:
 @pytest.mark.parametrize(
     "device_name",
     [
-        "NVIDIA GeForce RTX 4090 D",
-        "NVIDIA GeForce RTX 4090 Laptop GPU",
-        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
-        "NVIDIA A100-SXM-64GB",
-        "NVIDIA H100",
-        "NVIDIA L40",
-        "NVIDIA B300 SXM6 AC",
-        "NVIDIA GH200 144G HBM3e",
-        "NVIDIA Graphics Device",
-        "Tesla T4",
-        "cpu",
-        "",
+        *("NVIDIA GeForce RTX 4090 D", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA H100", "NVIDIA L40"),
+        *("NVIDIA B300 SXM6 AC", "NVIDIA Graphics Device", "cpu", ""),
     ],
 )
 def test_what_is_not_in_the_table_is_not_guessed(device_name: str) -> None:
@@ -87,8 +69,3 @@ def test_every_row_is_plausible(row) -> None:
 
 def test_names_of_rows_are_different() -> None:
     assert len({row.name for row in ACCELERATORS}) == len(ACCELERATORS)
-
-
-def test_no_torch() -> None:
-    program = "import sys, glmforge.plan.machine.hardware; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

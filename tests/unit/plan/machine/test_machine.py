@@ -16,12 +16,9 @@ from glmforge.plan.machine.provenance import Provenance, least_sure
     ("name", "row"),
     [
         ("h100-80gb", "H100 SXM"),
-        ("H100 SXM", "H100 SXM"),
         ("NVIDIA H100 80GB HBM3", "H100 SXM"),
         ("h800", "H800 SXM"),
-        ("A100-80GB", "A100 SXM 80GB"),
         ("rtx 4090", "RTX 4090"),
-        ("b200", "B200"),
     ],
 )
 def test_names(name: str, row: str) -> None:
@@ -55,9 +52,7 @@ def test_descriptions(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("name: Ours\nbf16_tflops: -5\nmemory_gb: 96\nmemory_gb_per_s: 4000\n", "bf16_tflops"),
-        ("name: Ours\nbf16_tflops: .inf\nmemory_gb: 96\nmemory_gb_per_s: 4000\n", "bf16_tflops|number"),
         ("name: Ours\nbf16_tflop: 5\nmemory_gb: 96\nmemory_gb_per_s: 4000\n", "did you mean 'bf16_tflops'"),
-        ("name: Ours\n", "memory_gb"),
         ("- 1\n", "mapping"),
         ("name: !!python/object:os.system x\n", "tag"),
         ('name: "a\\u001b[2J"\nbf16_tflops: 5\nmemory_gb: 96\nmemory_gb_per_s: 4000\n', "name"),

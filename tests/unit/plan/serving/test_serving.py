@@ -60,7 +60,6 @@ def test_caches() -> None:
         ("H100 SXM", 8, "bf16", GLM46, False),  # 714 GB in 640
         ("H200 SXM", 8, "bf16", GLM46, True),
         ("H100 SXM", 8, "fp8", GLM46, True),
-        ("RTX 4090", 2, "q4_0", GLM46, False),
         ("RTX 4090", 2, "q4_0", AIR, False),  # 61 GB in 48
         ("RTX 4090", 4, "q4_0", AIR, True),
     ],

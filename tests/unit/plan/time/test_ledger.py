@@ -1,27 +1,14 @@
 """Limits and expectations: arithmetic by hand, and that what is said to be counted is what torch runs."""
 
 import json
-import subprocess
-import sys
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
-from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from typer.testing import CliRunner
 
 from glmforge.cli.app import app
 from glmforge.config import load_config
 from glmforge.config.layout import resolve_layout
-from glmforge.kernels.dispatch import combine, permute, sort_by_expert
-from glmforge.kernels.qk_rope import rotate
-from glmforge.model.layers import RMSNorm
-from glmforge.model.rope import Rope
 from glmforge.plan.machine.hardware import Accelerator, find_accelerator
 from glmforge.plan.time.ledger import make_ledger
 from glmforge.plan.time.matmul import matmul_seconds
@@ -103,103 +90,6 @@ def test_every_factor_and_lever_is_of_an_operation() -> None:
     assert LEVERS.keys() <= names
 
 
-class MovedBytes(TorchDispatchMode):
-    """Sums the bytes that operators read and write; views move none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        read, written = (
-            [x.numel() * x.element_size() for x in tree_leaves(tree) if isinstance(x, Tensor)]
-            for tree in ((args, kwargs or {}), result)
-        )
-        name = func.name()
-        if func.is_view or "unsafe_view" in name or "empty" in name or "detach" in name:
-            return result
-        if "index_select" in name:  # reads the rows that it takes
-            read = [sum(written)]
-        elif "index_copy" in name:  # reads and writes as many rows as it is given
-            read, written = [], [2 * args[3].numel() * args[3].element_size()]
-        elif "copy_" in name and "_to_copy" not in name:  # does not read what it overwrites
-            read = []
-            written = [2 * size for size in written]
-        self.bytes += sum(read) + sum(written)
-        return result
-
-
-def _bf16(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.bfloat16).requires_grad_()
-
-
-T, D, K, E = 256, 512, 8, 4
-
-
-def _norm() -> tuple[Callable[..., Any], list[Tensor], tuple[int, int]]:
-    norm = RMSNorm(D, 1e-5)
-    torch.nn.init.ones_(norm.weight)
-
-    def forward(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return x + y, norm(x + y)
-
-    return forward, [_bf16(T, D), _bf16(T, D)], (8 * T * D, 8 * T * D)
-
-
-def _rope() -> tuple[Callable[..., Any], list[Tensor], tuple[int, int]]:
-    rope = Rope.at(torch.arange(T), 64, 1e4, torch.bfloat16)
-    return partial(_rotate, rope), [_bf16(T, 4, 128)], (4 * T * 512, 4 * T * 512)
-
-
-def _rotate(rope: Rope, x_THP: Tensor) -> Tensor:
-    return rotate(x_THP, rope.cos_T1R, rope.sin_T1R)
-
-
-def _silu() -> tuple[Callable[..., Any], list[Tensor], tuple[int, int]]:
-    return lambda gate, up: F.silu(gate) * up, [_bf16(T, D), _bf16(T, D)], (6 * T * D, 10 * T * D)
-
-
-def _combine() -> tuple[Callable[..., Any], list[Tensor], tuple[int, int]]:
-    routing = sort_by_expert(torch.randint(0, E, (T, K)), E)
-    rows = K * T
-    return (
-        lambda y, weights, shared: combine(y, weights, routing) + shared,
-        [_bf16(rows, D), torch.rand(T, K).requires_grad_(), _bf16(T, D)],
-        (12 * rows + 2 * rows * D + 4 * T * D, 24 * rows + 2 * T * D + 4 * rows * D),
-    )
-
-
-def _permute() -> tuple[Callable[..., Any], list[Tensor], tuple[int, int]]:
-    routing = sort_by_expert(torch.randint(0, E, (T, K)), E)
-    rows = K * T
-    return lambda x: permute(x, routing), [_bf16(T, D)], (2 * (rows + T) * D, 2 * (rows + T) * D)
-
-
-@pytest.mark.parametrize(
-    ("name", "make"),
-    [
-        ("residual and norm", _norm),
-        ("RoPE", _rope),
-        ("SwiGLU", _silu),
-        ("combine", _combine),
-        ("sort and permute", _permute),
-    ],
-)
-def test_counted_factors_are_those_of_torch_s_operators(name: str, make: Callable[[], Any]) -> None:
-    """Within a sixth: sizes are small here, and what is small beside the rows (indices, sorting) is not told apart."""
-    forward, inputs, (least_forward, least_backward) = make()
-    with MovedBytes() as there:
-        outputs = forward(*inputs)
-    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    gradients = [torch.ones_like(output) for output in outputs]
-    with MovedBytes() as back:
-        torch.autograd.backward(outputs, gradients)
-    factor = FACTORS[name]["eager"]
-    assert there.bytes / least_forward == pytest.approx(factor.forward, rel=1 / 6)
-    assert back.bytes / least_backward == pytest.approx(factor.backward, rel=1 / 6)
-
-
 def plan(*arguments: str) -> Any:
     result = CliRunner().invoke(app, ["plan", *arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
@@ -222,8 +112,3 @@ def test_an_unknown_gpu_has_no_times() -> None:
     assert found["gpu"] is None
     assert [key for key in ("limit_s", "expected_s", "gain_s", "mfu") if key in result.stdout] == []
     assert "no GPU is known by the name 'NVIDIA Q100'" in result.stderr
-
-
-def test_no_torch() -> None:
-    program = "import sys, glmforge.plan.time.ledger; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

@@ -1,7 +1,6 @@
 """A step's time: its parts, its timeline, and what can only make it longer or shorter."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -60,13 +59,6 @@ def test_parts_add_up_to_the_timeline_s_end(name: str) -> None:
     assert found.provenance["compute"] == Provenance.CALIBRATED
     assert {span.pp_rank for span in found.timeline} == set(range(found.layout.pp))
     assert 0.02 < found.utilisation < 0.6
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_no_rank_does_two_things_at_once(name: str) -> None:
-    spans = sorted(step(name, find_machine("h100-80gb")).timeline, key=lambda span: (span.pp_rank, span.start))
-    for before, after in pairwise(spans):
-        assert before.pp_rank != after.pp_rank or before.stop <= after.start + 1e-9
 
 
 @settings(max_examples=25, deadline=None)

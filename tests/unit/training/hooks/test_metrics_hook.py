@@ -130,12 +130,6 @@ def test_utilisation_only_of_known_devices(
         assert record["mfu"] == pytest.approx(train_flops_per_token(quiet().model, 16.0) * TOKENS / 0.25 / peak)
 
 
-def test_a_cpu_has_no_utilisation(tmp_path: Path) -> None:
-    (record,) = records(tmp_path, quiet(precision={"compute": "bf16"}), [(16.0, 1.0)])
-    assert "mfu" not in record
-    assert "model_tflops_per_second" in record
-
-
 def test_measured_communication_goes_into_the_next_record(tmp_path: Path) -> None:
     trainer = recording_trainer(tmp_path, quiet(log_every=2))
     trainer.start()

@@ -23,13 +23,11 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("", "one rank cannot communicate: give --local N"),
         ("--find-slow", "one rank cannot communicate: give --local N"),
-        ("--local 1", "--local 1: give from 2 to 512 ranks"),
         ("--local 2 --min-bytes 2M --max-bytes 1M", "--min-bytes 2M is more than --max-bytes 1M: swap them"),
         ("--local 2 --min-bytes 1T", "--min-bytes: invalid size '1T'"),
         ("--local 2 --collective all_reduse", "--collective: unknown collective 'all_reduse'; choose from all_reduce"),
         ("--local 2 --backend nccl", "--backend nccl: torch finds no GPU here; give --backend gloo"),
         ("--local 2 --expect 0", "--expect 0: give a bandwidth in GB/s"),
-        ("--local 2 --timeout 0", "--timeout 0: give from 1 to 86400 seconds"),
     ],
 )
 def test_what_cannot_be_measured_is_one_line(arguments: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +48,6 @@ def test_nccl_tests_on_path_measure(
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
-    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
     result = CliRunner().invoke(app, ["cluster", "bench", "--collective", "all_reduce", *expect])
     assert result.exit_code == status, result.output
     assert TABLE in result.output

@@ -1,4 +1,4 @@
-"""Where a development cluster lies, as its commands are told."""
+"""Where commands look for a development cluster."""
 
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -22,7 +22,7 @@ def test_a_directory_beside_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("where", "hint"),
-    [([], "node1\n"), (["--name", "two"], "node1 --name two\n"), (["--directory", "lab"], "node1 --directory lab\n")],
+    [([], "node1\n"), (["--directory", "my lab"], "node1 --directory 'my lab'\n")],
 )
 def test_what_brings_a_node_back_names_the_same_cluster(
     monkeypatch: pytest.MonkeyPatch, where: list[str], hint: str

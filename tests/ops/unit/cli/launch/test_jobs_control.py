@@ -9,10 +9,10 @@ from typer.testing import CliRunner, Result
 
 from glmforge.cli.app import app
 from glmforge.errors import LaunchError
-from glmforge.observe.job_records import Cause, utc_now
+from glmforge.observe.job_records import Cause
 from glmforge_ops.jobs import submit
 from glmforge_ops.jobs.schedulers.base import State
-from glmforge_ops.jobs.supervisor.nodes import Failure, Ledger, Out
+from glmforge_ops.jobs.supervisor.nodes import Ledger
 from helpers.made_jobs import MadeScheduler, made_attempt, made_job
 
 
@@ -53,14 +53,12 @@ def test_resubmit(tmp_path: Path, scheduler: MadeScheduler) -> None:
 def test_a_node_is_allowed_again(tmp_path: Path, scheduler: MadeScheduler) -> None:
     scheduler.know("17", State.RUNNING)
     job = made_job(tmp_path)
-    failure = Failure(time=utc_now(), attempt=1, why="Xid 79")
-    out = Out(since=utc_now(), reason="3 failures, the last: Xid 79")
-    Ledger().failed("node2", failure).put_out("node2", out).write(job.nodes)
+    job.event("node out", node="node2", reason="3 failures, the last: Xid 79", drained=False)
     shown = run(tmp_path, "show", "air").stdout
     assert "excluded nodes ('glmforge jobs allow air NODE' uses one again):\n  node2  since " in shown
     assert list(json.loads(run(tmp_path, "show", "air", "--json").stdout)["nodes_out"]) == ["node2"]
     assert run(tmp_path, "allow", "air", "node2").stdout == "air: node2 is used again\n"
-    assert Ledger.read(job).out() == {}
+    assert Ledger.read(job).out == {}
     assert "excluded" not in run(tmp_path, "show", "air").stdout
 
 
@@ -74,11 +72,10 @@ def test_a_node_that_is_not_out(tmp_path: Path) -> None:
 def test_goodput(tmp_path: Path) -> None:
     for name in ("lr-1", "lr-2"):
         made_attempt(made_job(tmp_path, name), cause=Cause.FINISHED)
-    done = run(tmp_path, "goodput", "lr-*", "--prometheus", str(tmp_path / "jobs.prom"))
+    done = run(tmp_path, "goodput", "lr-*")
     assert done.exit_code == 0, done.output
     assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["lr-1", "lr-2"]
-    assert 'glmforge_job_attempts{job="lr-2"} 1\n' in (tmp_path / "jobs.prom").read_text()
-    rows = json.loads(run(tmp_path, "goodput", "lr-1", "--json", "--attempts").stdout)
+    rows = json.loads(run(tmp_path, "goodput", "lr-1", "--json").stdout)
     assert rows[0]["job"] == "lr-1"
 
 

@@ -15,7 +15,7 @@ from glmforge.cli.app import app
 from glmforge.config.secrets import is_secret
 from glmforge.errors import GlmforgeError
 from glmforge.runtime.ssh import Ssh
-from glmforge_ops.jobs.starters.ssh import SshStarter
+from glmforge_ops.jobs.starters.nodes import SshStarter
 from helpers.ranks import assignment, attempt_in, ended, texts
 
 SECRET = "s3cr3t/+=$'\" x"
@@ -52,11 +52,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("how", [(), ("--no-supervise",), ("--starter", "torchrun")])
-def test_of_a_job_on_this_machine(here: Path, how: tuple[str, ...]) -> None:
+def test_of_a_job_on_this_machine(here: Path) -> None:
     """Launched with a umask that closes nothing, and again from an environment without it."""
     glmforge = [sys.executable, "-m", "glmforge"]
-    command = [*glmforge, "launch", "--script", "program.py", "--launcher", "local", *GIVEN, *how]
+    command = [*glmforge, "launch", "--script", "program.py", "--launcher", "local", *GIVEN]
     done = subprocess.run(command, capture_output=True, text=True, umask=0, env=WITHOUT | {"PROXY": URL}, check=True)
     assert PRINTED in done.stdout + texts_below(here / "jobs")
     again = [*glmforge, "jobs", "resubmit", "program"]
@@ -79,7 +78,7 @@ def slurm(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     programs.mkdir()
     of = {
         "scontrol": "",
-        "sinfo": 'case "$*" in *%P*) echo "main*|infinite|n1|gpu:8|64|1000000|(null)" ;; *) echo gpu:8 ;; esac',
+        "sinfo": 'case "$*" in *%P*) echo "main*|n1" ;; *) echo gpu:8 ;; esac',
         "squeue": """echo '{"jobs": []}'""",
         "sbatch": f'case "$*" in --test-only*) ;; *) {sys.executable} -c "import json, os; '
         f"json.dump(dict(os.environ), open('{seen}', 'w'))\"; echo 17 ;; esac",
@@ -94,7 +93,6 @@ def slurm(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 SWEEP = ("launch", "demo", *GIVEN, "--launcher", "slurm", "--sweep", "optim.lr=1e-4,1e-3")
 OF_SLURM = {
     "supervised": ("launch", "--script", "program.py", "--launcher", "slurm", *GIVEN),
-    "not supervised": ("launch", "--script", "program.py", "--launcher", "slurm", *GIVEN, "--no-supervise"),
     "array": ("launch", "--script", "program.py", "--launcher", "slurm", *GIVEN, "--array", "0-1"),
     "sweep": SWEEP,
     "options": ("launch", "--script", "program.py", "--options", "site.yaml"),
@@ -132,7 +130,6 @@ def test_slurm_has_it_from_the_environment(
     ("words", "told"),
     [
         (("--launcher", "pbs"), "env.WANDB_API_KEY: PBS shows the variables of a job to all users"),
-        (("--hosts", "a,b", "--nodes", "2", "--no-supervise"), "env.WANDB_API_KEY: without the supervisor"),
         (("--env", "HF_TOKEN=s3cr3t\nx", "--launcher", "slurm", "--dry-run"), None),
         (("--env", "MY TOKEN=s3cr3t", "--launcher", "slurm"), "env.MY TOKEN"),
         (("--env", "WANDB_API_KEY=s3cr3t", "--env", "A=\nb"), "env.A: should match pattern"),

@@ -1,25 +1,41 @@
 """`glmforge sweep` and `glmforge chain` tell the same in the same way."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
 from glmforge.cli.app import app
-from glmforge_ops.cli.launch.common import tell_how_many_finished
+from glmforge_ops.cli.launch.common import go_on
 from glmforge_ops.jobs.state import JobState
 from helpers.made_jobs import made_job
 
 
-def test_whoever_has_not_finished_gives_status_1(capsys: pytest.CaptureFixture[str]) -> None:
-    tell_how_many_finished("sweep", "lr", "points", [JobState.FINISHED] * 2, 2)
+class Here:
+    """Jobs that are run from here."""
+
+    root, is_queued = Path("life"), False
+
+    def __init__(self, *states: JobState) -> None:
+        self.states = states
+
+    def run(self, report: Any) -> dict[str, JobState]:
+        report("life-0", "starts")
+        return {f"life-{number}": state for number, state in enumerate(self.states)}
+
+
+def test_one_that_has_not_finished_gives_status_1(capsys: pytest.CaptureFixture[str]) -> None:
+    go_on(Here(JobState.FINISHED, JobState.FINISHED), "sweep", detach=False)  # type: ignore[arg-type]
     with pytest.raises(typer.Exit) as left:
-        tell_how_many_finished("chain", "life", "stages", [JobState.FINISHED, JobState.FAILED], 3)
+        go_on(Here(JobState.FINISHED, JobState.FAILED), "chain", detach=False)  # type: ignore[arg-type]
     assert left.value.exit_code == 1
     assert capsys.readouterr().err.splitlines() == [
-        "lr: 2 of 2 points have finished",
-        "life: 1 of 3 stages have finished",
+        "life-0: starts",
+        "life: 2 of 2 points have finished",
+        "life-0: starts",
+        "life: 1 of 2 stages have finished",
         "Next: glmforge chain show life",
     ]
 

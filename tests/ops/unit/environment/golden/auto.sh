@@ -218,7 +218,7 @@ _glmforge_threads() {
   echo $((gpus > 0 && threads > 16 ? 16 : threads))
 }
 
-# A directory of this node and user, and of nobody else, since what lies in it is run.
+# A directory of this node that only this user can write to, since code in it is run.
 _glmforge_make_cache() {
   local cache=${TMPDIR:-/tmp}/glmforge-cache-$EUID
   mkdir -m 700 "$cache" 2>/dev/null || true
@@ -231,9 +231,7 @@ _glmforge_make_cache() {
 }
 
 _glmforge_interface=$(_glmforge_find_interface)
-
 _glmforge_cache=$(_glmforge_make_cache)
-
 _glmforge_network=infiniband
 _glmforge_ports=$(_glmforge_rdma_ports InfiniBand)
 if [[ -z $_glmforge_ports ]]; then
@@ -248,8 +246,8 @@ fi
 
 # Interface over which ranks find each other, and all bytes of the socket transport go.
 #   default: the first that is not lo or docker, InfiniBand's first
-#   change: Name it where nodes have several networks and the wrong one is found; `=` before a name means exactly this
-#     one, `^` all but these.
+#   change: Name it where nodes have several networks and the wrong one is found; `=` before a name means exactly
+#     this one, `^` all but these.
 _glmforge_export NCCL_SOCKET_IFNAME "${_glmforge_interface:+=$_glmforge_interface}"
 
 # IPv4 or IPv6 on that interface.
@@ -304,8 +302,8 @@ _glmforge_export TRITON_CACHE_DIR "${_glmforge_cache:+$_glmforge_cache/triton}"
 #   change: As TRITON_CACHE_DIR.
 _glmforge_export TORCHINDUCTOR_CACHE_DIR "${_glmforge_cache:+$_glmforge_cache/torchinductor}"
 
-# Extensions compiled at run time (DeepSpeed's). On a shared home a killed build leaves a lock on which all later jobs
-# wait.
+# Extensions compiled at run time (DeepSpeed's). On a shared home a killed build leaves a lock on which all later
+# jobs wait.
 #   default: ~/.cache/torch_extensions
 #   change: As TRITON_CACHE_DIR.
 _glmforge_export TORCH_EXTENSIONS_DIR "${_glmforge_cache:+$_glmforge_cache/torch_extensions}"
@@ -389,7 +387,7 @@ if [[ ${BASH_SOURCE[0]-} == "$0" ]]; then
   exec "$@"
 fi
 unset -f _glmforge_warn _glmforge_export _glmforge_has_ipv4 _glmforge_has_ipv6 _glmforge_is_network \
-  _glmforge_towards_master _glmforge_default_route _glmforge_speed _glmforge_by_speed _glmforge_find_interface \
-  _glmforge_family _glmforge_socket_threads _glmforge_rdma_ports _glmforge_gid_of _glmforge_check_gids \
-  _glmforge_cores _glmforge_threads _glmforge_make_cache
+  _glmforge_towards_master _glmforge_default_route _glmforge_speed _glmforge_by_speed \
+  _glmforge_find_interface _glmforge_family _glmforge_socket_threads _glmforge_rdma_ports _glmforge_gid_of \
+  _glmforge_check_gids _glmforge_cores _glmforge_threads _glmforge_make_cache
 unset _glmforge_cache _glmforge_interface _glmforge_network _glmforge_ports

@@ -91,7 +91,7 @@ _glmforge_threads() {
   echo $((gpus > 0 && threads > 16 ? 16 : threads))
 }
 
-# A directory of this node and user, and of nobody else, since what lies in it is run.
+# A directory of this node that only this user can write to, since code in it is run.
 _glmforge_make_cache() {
   local cache=${TMPDIR:-/tmp}/glmforge-cache-$EUID
   mkdir -m 700 "$cache" 2>/dev/null || true
@@ -104,17 +104,15 @@ _glmforge_make_cache() {
 }
 
 _glmforge_interface=ib0,ib1
-
 _glmforge_cache=$(_glmforge_make_cache)
-
 _glmforge_ports=mlx5_0:1,mlx5_1:2
 
 # ---- NCCL ----
 
 # Interface over which ranks find each other, and all bytes of the socket transport go.
 #   default: the first that is not lo or docker, InfiniBand's first
-#   change: Name it where nodes have several networks and the wrong one is found; `=` before a name means exactly this
-#     one, `^` all but these.
+#   change: Name it where nodes have several networks and the wrong one is found; `=` before a name means exactly
+#     this one, `^` all but these.
 _glmforge_export NCCL_SOCKET_IFNAME "${_glmforge_interface:+=$_glmforge_interface}"
 
 # IPv4 or IPv6 on that interface.
@@ -122,8 +120,8 @@ _glmforge_export NCCL_SOCKET_IFNAME "${_glmforge_interface:+=$_glmforge_interfac
 #   change: `AF_INET6` if nodes have addresses of both kinds, but reach each other over IPv6 only.
 _glmforge_export NCCL_SOCKET_FAMILY "$(_glmforge_family "$_glmforge_interface")"
 
-# Transport between nodes: with `IB` (InfiniBand and RoCE), a node whose adapters fail is an error instead of a job that
-# silently runs over sockets, many times slower.
+# Transport between nodes: with `IB` (InfiniBand and RoCE), a node whose adapters fail is an error instead of a job
+# that silently runs over sockets, many times slower.
 #   default: the fastest that works
 #   change: The name of the plugin, where one carries the traffic (AWS's EFA, SHARP): NCCL_DEBUG=INFO shows it.
 _glmforge_export NCCL_NET IB
@@ -180,8 +178,8 @@ _glmforge_export TRITON_CACHE_DIR "${_glmforge_cache:+$_glmforge_cache/triton}"
 #   change: As TRITON_CACHE_DIR.
 _glmforge_export TORCHINDUCTOR_CACHE_DIR "${_glmforge_cache:+$_glmforge_cache/torchinductor}"
 
-# Extensions compiled at run time (DeepSpeed's). On a shared home a killed build leaves a lock on which all later jobs
-# wait.
+# Extensions compiled at run time (DeepSpeed's). On a shared home a killed build leaves a lock on which all later
+# jobs wait.
 #   default: ~/.cache/torch_extensions
 #   change: As TRITON_CACHE_DIR.
 _glmforge_export TORCH_EXTENSIONS_DIR "${_glmforge_cache:+$_glmforge_cache/torch_extensions}"
@@ -214,4 +212,4 @@ if [[ ${BASH_SOURCE[0]-} == "$0" ]]; then
 fi
 unset -f _glmforge_warn _glmforge_export _glmforge_has_ipv4 _glmforge_has_ipv6 _glmforge_family _glmforge_cores \
   _glmforge_threads _glmforge_make_cache
-unset _glmforge_cache _glmforge_interface _glmforge_ports
+unset _glmforge_cache _glmforge_interface _glmforge_network _glmforge_ports

@@ -215,7 +215,7 @@ _glmforge_threads() {
   echo $((gpus > 0 && threads > 16 ? 16 : threads))
 }
 
-# A directory of this node and user, and of nobody else, since what lies in it is run.
+# A directory of this node that only this user can write to, since code in it is run.
 _glmforge_make_cache() {
   local cache=${TMPDIR:-/tmp}/glmforge-cache-$EUID
   mkdir -m 700 "$cache" 2>/dev/null || true
@@ -228,9 +228,7 @@ _glmforge_make_cache() {
 }
 
 _glmforge_interface=$(_glmforge_find_interface)
-
 _glmforge_cache=$(_glmforge_make_cache)
-
 _glmforge_network=infiniband
 _glmforge_ports=$(_glmforge_rdma_ports InfiniBand)
 if [[ -z $_glmforge_ports ]]; then
@@ -245,8 +243,8 @@ fi
 
 # Interface over which ranks find each other, and all bytes of the socket transport go.
 #   default: the first that is not lo or docker, InfiniBand's first
-#   change: Name it where nodes have several networks and the wrong one is found; `=` before a name means exactly this
-#     one, `^` all but these.
+#   change: Name it where nodes have several networks and the wrong one is found; `=` before a name means exactly
+#     this one, `^` all but these.
 _glmforge_export NCCL_SOCKET_IFNAME "${_glmforge_interface:+=$_glmforge_interface}"
 
 # IPv4 or IPv6 on that interface.
@@ -301,8 +299,8 @@ _glmforge_export TRITON_CACHE_DIR "${_glmforge_cache:+$_glmforge_cache/triton}"
 #   change: As TRITON_CACHE_DIR.
 _glmforge_export TORCHINDUCTOR_CACHE_DIR "${_glmforge_cache:+$_glmforge_cache/torchinductor}"
 
-# Extensions compiled at run time (DeepSpeed's). On a shared home a killed build leaves a lock on which all later jobs
-# wait.
+# Extensions compiled at run time (DeepSpeed's). On a shared home a killed build leaves a lock on which all later
+# jobs wait.
 #   default: ~/.cache/torch_extensions
 #   change: As TRITON_CACHE_DIR.
 _glmforge_export TORCH_EXTENSIONS_DIR "${_glmforge_cache:+$_glmforge_cache/torch_extensions}"
@@ -380,9 +378,10 @@ esac
 
 # Slurm sets for the task what lines with "export" say.
 for _glmforge_name in \
-  NCCL_SOCKET_IFNAME NCCL_SOCKET_FAMILY NCCL_NET NCCL_IB_HCA NCCL_DEBUG GLOO_SOCKET_IFNAME CUDA_DEVICE_ORDER \
-  PYTORCH_ALLOC_CONF OMP_NUM_THREADS TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR TORCH_EXTENSIONS_DIR CUDA_CACHE_PATH \
-  TOKENIZERS_PARALLELISM PYTHONUNBUFFERED NCCL_IB_ADDR_FAMILY NCCL_SOCKET_NTHREADS NCCL_NSOCKS_PERTHREAD; do
+  NCCL_SOCKET_IFNAME NCCL_SOCKET_FAMILY NCCL_NET NCCL_IB_HCA NCCL_IB_ADDR_FAMILY NCCL_SOCKET_NTHREADS \
+  NCCL_NSOCKS_PERTHREAD NCCL_DEBUG GLOO_SOCKET_IFNAME CUDA_DEVICE_ORDER PYTORCH_ALLOC_CONF OMP_NUM_THREADS \
+  TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR TORCH_EXTENSIONS_DIR CUDA_CACHE_PATH TOKENIZERS_PARALLELISM \
+  PYTHONUNBUFFERED; do
   if [[ -v $_glmforge_name ]]; then
     echo "export $_glmforge_name=${!_glmforge_name}"
   fi

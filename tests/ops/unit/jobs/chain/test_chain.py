@@ -6,6 +6,7 @@ from glmforge.errors import LaunchError
 from glmforge.observe.job_records import Cause, JobDirectory
 from glmforge.runtime.lease import HeldError, Lease
 from glmforge_ops.jobs import several
+from glmforge_ops.jobs.chain import chain as chain_module
 from glmforge_ops.jobs.chain.chain import Chain, as_rows, lines_of, make_chain
 from glmforge_ops.jobs.schedulers.base import State
 from glmforge_ops.jobs.state import JobState
@@ -168,12 +169,22 @@ def test_killed_after_any_submission_the_rest_is_submitted(chain, scheduler, aft
     assert scheduler.after == {"1": (), "2": ("1",), "3": ("1",), "4": ("2", "3")}
 
 
+def test_what_waits_for_a_stage_that_is_submitted_now_is_submitted_too(chain, scheduler, monkeypatch):
+    """Although Slurm has not yet noticed that it waits in vain."""
+    submit(chain)
+    fail(chain, scheduler, "a")
+    monkeypatch.setattr(chain_module, "_waits_in_vain", lambda job: False)
+    told = submit(chain)
+    assert told["b"] == "submitted as 6, after a"
+    assert scheduler.after["8"] == ("6", "7")
+
+
 def test_killed_before_the_note_the_submission_is_adopted(chain, scheduler):
     submit(chain)
     job_of(chain, "b").submissions.unlink()
     scheduler.lost = {"life-b": ["2"]}
     told = submit(chain)
-    assert told["b"] == "is 2, as an earlier start had submitted it"
+    assert told["b"] == "was submitted before, as 2"
     assert len(scheduler.scripts) == 4
     assert scheduler.cancelled == []
 
@@ -185,7 +196,7 @@ def test_an_adopted_stage_that_waits_for_what_has_failed_is_submitted_again(chai
     scheduler.lost = {"life-b": ["2"]}
     told = submit(chain)
     assert told["a"] == "submitted as 5"
-    assert told["b"] == "submitted as 6, after a"
+    assert told["b"] == "was submitted before, as 2"
     assert scheduler.after["6"] == ("5",)
     assert "2" in scheduler.cancelled
 
@@ -234,7 +245,7 @@ def test_two_starts_at_once_are_told_apart(chain, scheduler, made):
     with Lease(chain.root, "another"), pytest.raises(HeldError, match="in use by 'another'"):
         submit(chain)
     assert scheduler.scripts == {}
-    with pytest.raises(LaunchError, match="the name is taken; 'glmforge chain resume life'"):
+    with pytest.raises(LaunchError, match="the name is taken; choose another one, or 'glmforge chain resume life'"):
         made()
 
 
@@ -266,11 +277,11 @@ def test_with_other_launchers_stages_run_one_after_the_other(made, monkeypatch):
     chain = Chain(made("local"), lambda launcher: scheduler)
     scheduler, order = EndsAtOnce(), []
     monkeypatch.setattr(several, "submit", lambda job: scheduler.take(job, order))
-    assert not chain.is_submitted_at_once
-    states = chain.run_stages(lambda stage, words: None)
+    assert not chain.is_queued
+    states = chain.run(lambda stage, words: None)
     assert order == ["life-a", "life-b", "life-c", "life-d"]
     assert set(states.values()) == {JobState.FINISHED}
-    assert chain.run_stages(lambda stage, words: None) == states
+    assert chain.run(lambda stage, words: None) == states
     assert len(order) == 4
 
 

@@ -24,11 +24,11 @@ def shell(script: str) -> list[str]:
 
 
 def test_numbers_log_and_record(attempt: AttemptDirectory) -> None:
-    script = "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $NODE_RANK $MASTER_ADDR $MASTER_PORT $COLOUR"
+    script = "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $MASTER_ADDR $TORCHELASTIC_RESTART_COUNT $COLOUR"
     given = assignment(shell(script), ranks_per_node=2, nodes=["here", "there"], environment={"COLOUR": "blue"})
     assert run_node(attempt, given) == 0
-    assert texts(attempt, 0) == ["0 0 4 2 0 127.0.0.1 29999 blue"]
-    assert texts(attempt, 1) == ["1 1 4 2 0 127.0.0.1 29999 blue"]
+    assert texts(attempt, 0) == ["0 0 4 2 127.0.0.1 1 blue"]
+    assert texts(attempt, 1) == ["1 1 4 2 127.0.0.1 1 blue"]
     ranks = attempt.read_ranks()
     assert [(rank.rank, rank.local_rank, rank.node, rank.status) for rank in ranks] == [
         (0, 0, "here", 0),

@@ -6,8 +6,7 @@ import pytest
 
 from glmforge.errors import LaunchError
 from glmforge.runtime.launch import LaunchEnvironment
-from glmforge_ops.jobs.ranks.assignment import FILE, Assignment
-from glmforge_ops.jobs.ranks.variables import attempt_number, interface_to, rank_variables
+from glmforge_ops.jobs.ranks.assignment import FILE, Assignment, interface_to, rank_variables
 from helpers.ranks import assignment
 
 
@@ -49,11 +48,6 @@ def test_threads() -> None:
     assert variables(cpus_per_task=6)["OMP_NUM_THREADS"] == "6"
     assert variables({"OMP_NUM_THREADS": "3"})["OMP_NUM_THREADS"] == "3"
     assert int(variables(cpus_per_task=None)["OMP_NUM_THREADS"]) >= 1
-
-
-def test_the_attempts_number() -> None:
-    assert attempt_number(Path("jobs/air/attempts/0012")) == "12"
-    assert attempt_number(Path("jobs/air/attempts/other")) == "0"
 
 
 def test_the_interface_of_a_route() -> None:

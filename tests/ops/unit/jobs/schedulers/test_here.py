@@ -82,9 +82,7 @@ def test_what_needs_a_scheduler_is_refused(changes: dict[str, object]) -> None:
         Here().check(LaunchConfig(launcher="local", **changes))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("program", "options"), [("mpirun", {"launcher": "mpi"}), ("ssh", {"launcher": "ssh", "starter": "torchrun"})]
-)
+@pytest.mark.parametrize(("program", "options"), [("mpirun", {"launcher": "mpi"}), ("ssh", {"launcher": "ssh"})])
 def test_a_missing_program_is_named(monkeypatch: pytest.MonkeyPatch, program: str, options: dict[str, Any]) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(LaunchError, match=f"{program}: is not on this machine"):

@@ -11,13 +11,6 @@ from glmforge_ops.jobs.schedulers.base import State
 from glmforge_ops.jobs.schedulers.pbs import Pbs
 from helpers.scheduler_programs import Answers
 
-QUEUES = (
-    "Queue              Max   Tot   Ena   Str   Que   Run   Hld   Wat   Trn   Ext T\n"
-    "----------------   ---   ---   ---   ---   ---   ---   ---   ---   ---   --- -\n"
-    "gpu                  ?     ?   yes   yes     ?     ?     ?     ?     ?     ? E\n"
-    "urgent               ?     ?   yes   yes     ?     ?     ?     ?     ?     ? E\n"
-)
-NODES = "node1\n     state = free\n     resources_available.ncpus = 64\n\nnode2\n     state = free\n\n"
 RUNNING = (
     "Job Id: 12.server\n    Job_Name = air\n    job_state = R\n    qtime = Mon Nov 23 10:40:54 2026\n"
     "    stime = Mon Nov 23 10:41:00 2026\n    exec_host = node001/0*8+node002/0*8+node\n\t003/0*8\n    run_count = 2\n"
@@ -25,17 +18,13 @@ RUNNING = (
 
 
 def job(state: str, *lines: str) -> str:
-    return "\n    ".join(["Job Id: 1.s", f"job_state = {state}", "mtime = Mon Nov 23 10:40:54 2026", *lines]) + "\n"
+    return "\n    ".join(["Job Id: 1.s", f"job_state = {state}", *lines]) + "\n"
 
 
 def test_a_job_that_runs(answers: Answers) -> None:
     answers(qstat={"-x -f 12.server": (0, RUNNING, "")})
     seen = Pbs().look(["12.server"])["12.server"]
-    assert (seen.state, seen.restarts, seen.nodes) == (State.RUNNING, 1, ("node001", "node002", "node003"))
-    assert seen.began is not None
-    assert seen.submitted is not None
-    assert (seen.began - seen.submitted).total_seconds() == 6
-    assert seen.ended is None
+    assert (seen.state, seen.nodes) == (State.RUNNING, ("node001", "node002", "node003"))
 
 
 @pytest.mark.parametrize(
@@ -55,7 +44,6 @@ def test_states(answers: Answers, text: str, state: State, reason: str) -> None:
     seen = Pbs().look(["1"])["1"]
     assert seen.state is state
     assert seen.reason.startswith(reason)
-    assert (seen.ended is not None) == (state.is_over and "mtime" in text)
 
 
 def test_a_qstat_that_has_no_x(answers: Answers) -> None:
@@ -66,7 +54,7 @@ def test_a_qstat_that_has_no_x(answers: Answers) -> None:
 def test_what_is_forgotten_and_what_does_not_answer(answers: Answers) -> None:
     answers(qstat={"-x -f 1": (153, "", "qstat: Unknown Job Id 1\n"), "": (111, "", "Connection refused\n")})
     seen = Pbs().look(["1", "2", "x"])
-    assert (seen["1"].state, seen["1"].reason) == (State.UNKNOWN, "PBS knows no such job, or has forgotten it")
+    assert (seen["1"].state, seen["1"].reason) == (State.UNKNOWN, "PBS does not know this job, or has forgotten it")
     assert (seen["2"].state, seen["2"].reason) == (State.UNKNOWN, "qstat: Connection refused")
     assert (seen["x"].state, seen["x"].reason) == (State.UNKNOWN, "is not the number of a PBS job")
     assert [seen[number].is_forgotten for number in "12x"] == [True, False, False]
@@ -112,19 +100,13 @@ def test_what_sbatch_said_through_qsub_is_one_line(answers: Answers, tmp_path: P
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"partition": "gup"}, "partition: PBS has no queue 'gup'; did you mean 'gpu'?"),
-        ({"nodes": 3}, "nodes: 3 is more than PBS has: 2"),
-        ({"dependency": "afterok:11"}, "dependency: PBS knows no job 11"),
-        ({"dependency": "afterok:1?afterok:2"}, "dependency: PBS knows no '?'"),
+        ({"dependency": "afterok:1?afterok:2"}, "dependency: PBS does not know '?'"),
         ({"sbatch_args": ["--mail-type=END"]}, "sbatch_args: PBS has no such option"),
         ({"nodes": 2, "gpus_per_node": 8, "mem": "512G", "time": "24:00:00", "partition": "gpu"}, None),
     ],
 )
 def test_what_cannot_be_is_refused_before(answers: Answers, changes: dict[str, object], told: str | None) -> None:
-    answers(
-        qstat={"-Q": (0, QUEUES, ""), "-x -f 11": (153, "", "qstat: Unknown Job Id\n")},
-        pbsnodes={"-a": (0, NODES, "")},
-    )
+    answers(qstat={"-Q": (0, "", "")})
     launch = LaunchConfig(launcher="pbs", **changes)  # type: ignore[arg-type]
     if told is None:
         Pbs().check(launch)

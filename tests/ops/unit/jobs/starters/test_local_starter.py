@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from glmforge.errors import LaunchError
-from glmforge_ops.jobs.starters.local import LocalStarter
+from glmforge_ops.jobs.starters.nodes import LocalStarter
 from helpers.distributed import free_port
 from helpers.ranks import ALL_REDUCE, assignment, attempt_in, ended, is_running, texts, until
 

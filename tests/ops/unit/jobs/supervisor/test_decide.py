@@ -16,9 +16,8 @@ from glmforge_ops.jobs.supervisor.decide import (
     choose_nodes,
     decide,
     failures_in_a_row,
-    with_failure,
 )
-from glmforge_ops.jobs.supervisor.nodes import FORGOTTEN_AFTER, Failure, Ledger, Node, Out
+from glmforge_ops.jobs.supervisor.nodes import Ledger, Out
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -45,13 +44,12 @@ def nothing_made(count: int, cause: Cause = Cause.MACHINE) -> list[AttemptRecord
     return [attempt(number, cause) for number in range(1, count + 1)]
 
 
-def out(name: str, since: timedelta = timedelta()) -> Ledger:
-    return Ledger(nodes={name: Node(out=Out(since=NOW - since, reason="broken"))})
+def out(name: str) -> Ledger:
+    return Ledger(out={name: Out(NOW, "broken")})
 
 
 def failed(**counts: int) -> Ledger:
-    failure = Failure(time=NOW, attempt=1, why="it failed")
-    return Ledger(nodes={name: Node(failures=(failure,) * count) for name, count in counts.items()})
+    return Ledger({name: dict.fromkeys(range(count), NOW) for name, count in counts.items()})
 
 
 @dataclass
@@ -70,7 +68,7 @@ class Case:
     """None: one attempt that made steps."""
     config: dict[str, object] = field(default_factory=dict)
     wanted: int = 2
-    present: str = "ab"
+    present: str | None = "ab"
     ledger: Ledger = field(default_factory=Ledger)
     bears: Callable[[int], bool] = lambda _: True
     requeue: bool = False
@@ -148,6 +146,7 @@ CASES = [
          config={"node_back_after_s": 7200}),
     Case("the one that is out does not come back", Cause.MACHINE, Do.STOP, ledger=out("b"), exit_code=1,
          config={"node_back_after_s": None}, says="b is out (broken); 'glmforge jobs allow'"),
+    Case("the scheduler does not answer", Cause.MACHINE, Do.WAIT, present=None, requeue=True, after_s=1),
     Case("no node at all", None, Do.WAIT, history=[], present=""),
 ]  # fmt: skip
 
@@ -156,7 +155,7 @@ def situation(case: Case) -> Situation:
     return Situation(
         config=SupervisorConfig(**case.config),  # type: ignore[arg-type]
         wanted=case.wanted,
-        present=tuple(case.present),
+        present=None if case.present is None else tuple(case.present),
         bears=case.bears,
         can_requeue=case.requeue,
         may_stay=case.stay,
@@ -184,65 +183,6 @@ def test_what_is_decided(case: Case) -> None:
         assert decision.after_s == case.after_s
     if case.exit_code is not None:
         assert decision.exit_code == case.exit_code
-
-
-def blamed(node: str | None, cause: Cause = Cause.MACHINE) -> Verdict:
-    return Verdict(cause=cause, node=node, why="it failed")
-
-
-@pytest.mark.parametrize(
-    ("policy", "failures", "fault", "is_out"),
-    [
-        ("exclude", 1, "", False),
-        ("exclude", 2, "", False),
-        ("exclude", 3, "", True),
-        ("exclude", 1, "Xid 79", True),
-        ("drain", 3, "", True),
-        ("ignore", 9, "Xid 79", False),
-    ],
-)
-def test_when_a_node_is_out(policy: str, failures: int, fault: str, is_out: bool) -> None:
-    config = SupervisorConfig(bad_node=policy)  # type: ignore[arg-type]
-    ledger, gone = Ledger(), None
-    for number in range(1, failures + 1):
-        ledger, gone = with_failure(blamed("b"), number, ledger, config, NOW, fault)
-    assert ("b" in ledger.out()) is is_out
-    assert (gone == "b") is is_out
-    if is_out:
-        assert ledger.out()["b"].drained is (policy == "drain")
-        assert (fault or "3 failures") in ledger.out()["b"].reason
-
-
-def test_an_attempt_counts_once_against_a_node() -> None:
-    ledger, _ = with_failure(blamed("b"), 1, Ledger(), SupervisorConfig(), NOW)
-    assert with_failure(blamed("b"), 1, ledger, SupervisorConfig(), NOW) == (ledger, None)
-
-
-@pytest.mark.parametrize("cause", [Cause.CODE, Cause.UNKNOWN, Cause.FINISHED, Cause.PREEMPTED])
-def test_what_does_not_count_against_a_node(cause: Cause) -> None:
-    assert with_failure(blamed("b", cause), 1, Ledger(), SupervisorConfig(), NOW) == (Ledger(), None)
-
-
-def test_old_failures_are_forgotten() -> None:
-    old = Failure(time=NOW - FORGOTTEN_AFTER, attempt=1, why="it failed")
-    ledger = Ledger(nodes={"b": Node(failures=(old, old))})
-    ledger, gone = with_failure(blamed("b"), 7, ledger, SupervisorConfig(), NOW)
-    assert gone is None
-    assert ledger.failures("b", NOW) == 1
-
-
-def test_a_node_is_due_when_its_time_is_over() -> None:
-    config = SupervisorConfig(node_back_after_s=60)
-    assert out("b", timedelta(seconds=59)).due(config, NOW) == []
-    assert out("b", timedelta(seconds=60)).due(config, NOW) == ["b"]
-    assert out("b", timedelta(days=9)).due(SupervisorConfig(node_back_after_s=None), NOW) == []
-
-
-def test_what_was_allowed_is_forgotten_and_what_came_after_it_counts() -> None:
-    ledger, _ = with_failure(blamed("b"), 1, Ledger(), SupervisorConfig(node_failures=1), NOW)
-    assert not ledger.allowed("b", NOW).nodes["b"].failures
-    assert not ledger.allowed("b", NOW).out()
-    assert ledger.allowed("b", NOW - timedelta(seconds=1)) == ledger
 
 
 def test_attempts_in_a_row() -> None:

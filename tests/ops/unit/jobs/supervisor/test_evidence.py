@@ -1,5 +1,6 @@
 """What files tell of an attempt: the right one of several, and never more than is there."""
 
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -7,10 +8,7 @@ from typing import Any
 import pytest
 
 from glmforge.observe.record_files import JsonlFile
-from glmforge_ops.jobs.supervisor.evidence import (
-    gather,
-    read_run_events,
-)
+from glmforge_ops.jobs.supervisor.evidence import gather, read_dumps, read_run_events
 from helpers.made_jobs import BEGAN, at, made_attempt, made_job, made_rank
 
 
@@ -19,12 +17,36 @@ def happened(run: Path, second: float, event: str, **facts: Any) -> None:
         file.write({"time": at(second).isoformat(timespec="seconds"), "event": event, "step": 1, "detail": ""} | facts)
 
 
+HANGS = """rank: 2 of 6
+steps done: 40
+
+== Python stacks ==
+Thread 0x1 (most recent call first):
+
+== collectives that have not ended ==
+{}
+
+== stacks below Python ==
+"""
+
+
+def test_which_ranks_wrote_where_they_hang(tmp_path: Path) -> None:
+    """Files of an earlier attempt and of other programs are none of them."""
+    collective = "gloo:all_reduce number 17 of group 0 default_pg: started, [[4]] -> [[4]]"
+    for rank, text in enumerate((collective, "none", "not recorded (TORCH_FR_BUFFER_SIZE)")):
+        (tmp_path / f"20260301T120000Z-rank-{rank:05d}.txt").write_text(HANGS.format(text))
+    (tmp_path / "20260301T110000Z-rank-00005.txt").write_text(HANGS.format("none"))
+    os.utime(tmp_path / "20260301T110000Z-rank-00005.txt", (0, 0))
+    (tmp_path / "nccl-rank-3.txt").write_text("")
+    assert read_dumps(tmp_path, BEGAN) == {0: True, 1: False, 2: None}
+
+
 def test_damaged_records_are_left_out(tmp_path: Path) -> None:
     job = made_job(tmp_path)
     attempt = made_attempt(job)
     made_rank(job, 1, 1)
     (job.attempt(1).root / "rank-00000.json").write_text('{"rank": 0')
-    found = gather(job, job.read(), attempt)
+    found = gather(job.attempt(1), None, attempt)
     assert [rank.rank for rank in found.ranks] == [1]
 
 
@@ -58,4 +80,4 @@ def test_the_last_that_a_starter_says(log: bytes | None, said: str, tmp_path: Pa
     attempt = made_attempt(job)
     if log is not None:
         (job.attempt(1).root / "starter.log").write_bytes(log)
-    assert gather(job, job.read(), attempt).starter[-1:] == ((said,) if said else ())
+    assert gather(job.attempt(1), None, attempt).starter[-1:] == ((said,) if said else ())

@@ -7,8 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from glmforge.observe.job_records import AttemptRecord, Cause, RankRecord, Verdict
-from glmforge_ops.jobs.supervisor.evidence import Evidence, RunEvent
-from glmforge_ops.jobs.supervisor.hangs import HangDump
+from glmforge_ops.jobs.supervisor.evidence import Evidence, RunEvent, Seen
 from glmforge_ops.jobs.supervisor.judge import judge
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -44,10 +43,14 @@ class Case:
     rank: int | None = None
     says: str = ""
     events: Sequence[tuple[str, str]] = ()
-    hangs: Sequence[HangDump] = ()
+    dumps: Mapping[int, bool | None] = field(default_factory=dict)
+    """Ranks that wrote where they hang, and whether in a collective."""
+    steps: Mapping[int, int] = field(default_factory=dict)
+    """Of ranks that have done other steps than `step`."""
     lost: Mapping[str, str] = field(default_factory=dict)
     faults: Mapping[str, str] = field(default_factory=dict)
     signals: Sequence[str] = ()
+    seen: Mapping[str, object] = field(default_factory=dict)
     more: Mapping[str, object] = field(default_factory=dict)
     history: Sequence[AttemptRecord] = ()
     step: int | None = 40
@@ -90,24 +93,20 @@ def evidence(case: Case) -> Evidence:
             began=BEGAN,
             ended=None if end.status is None else BEGAN + timedelta(seconds=end.at),
             status=end.status,
-            last_step=case.step,
+            last_step=case.steps.get(rank, case.step),
             last_words=list(end.words),
         )
         for rank, end in ends.items()
     )
     events = tuple(RunEvent(name, 40, detail, BEGAN) for name, detail in case.events)
     now = attempt(len(case.history) + 1, case.step, status=case.status)
-    known = {"hangs": tuple(case.hangs), "lost": case.lost, "faults": case.faults, "signals": tuple(case.signals)}
+    told = {"status": case.status, "lost": dict(case.lost), "signals": list(case.signals), **case.seen}
+    known = {"dumps": case.dumps, "seen": Seen(**told), "faults": case.faults}  # type: ignore[arg-type]
     return Evidence(now, ranks, events, **{**known, **case.more})  # type: ignore[arg-type]
 
 
-def dump(rank: int, number: int | None = None, step: int = 40, recorded: bool = True) -> HangDump:
-    """`number` of the collective it is in; None for none."""
-    open_ = {} if number is None else {"0 world": ("gloo:all_reduce", number)}
-    return HangDump(rank, 6, step, open_ if recorded else None)
-
-
-KEY_SIGNATURE = "KeyError: 'k' (/home/u/train.py, line 12, in step)"
+ALL_WAIT = dict.fromkeys(range(6), True)
+KEY_SIGNATURE = "KeyError: 'k'"
 CASES = [
     # --- ended as it should
     Case("all well", Cause.FINISHED, status=0, says="status 0"),
@@ -116,7 +115,6 @@ CASES = [
     Case("all gave way", Cause.PREEMPTED, others=End(75), status=75, events=[("preempted", "SIGUSR1 on 6 of 6")],
          says="SIGUSR1 on 6 of 6"),
     Case("gave way, the supervisor told", Cause.PREEMPTED, others=End(75), signals=["USR1"], says="SIGUSR1"),
-    Case("gave way near the limit", Cause.TIME_LIMIT, others=End(75), more={"near_limit": True}),
     Case("cancelled", Cause.STOPPED, others=End(75), signals=["TERM"], more={"still_ours": False}),
     Case("cancelled before a rank was started", Cause.STOPPED, missing=range(6), signals=["TERM"],
          more={"still_ours": False}, says="ended the job"),
@@ -139,34 +137,32 @@ CASES = [
     Case("two nodes lost", Cause.NODE_LOST, others=End(1, 70, [GLOO]), lost={"c": "x", "b": "y"}, node="b",
          says="and 1 more"),
     Case("words that name no error", Cause.UNKNOWN, {3: End(1, 50, ["no data in 3", ""])}, rank=3,
-         says="it ended with status 1; the last that it said: no data in 3"),
-    Case("no words", Cause.UNKNOWN, {3: End(1, 50)}, rank=3, says="it ended with status 1, and said nothing"),
+         says="it ended with status 1; its last line: no data in 3"),
+    Case("no words", Cause.UNKNOWN, {3: End(1, 50)}, rank=3, says="it ended with status 1, and printed nothing"),
     Case("a node of another job is lost", Cause.UNKNOWN, {0: End(1, 5, KEY_ERROR)}, lost={"z": "x"}, rank=0),
     Case("a node of another job is lost as well", Cause.NODE_LOST, others=End(1, 70, [GLOO]),
          lost={"c": "gone", "z": "x"}, node="c", says="node c was lost: gone"),
     Case("node lost, and the others hung for it", Cause.NODE_LOST, others=End(124), lost={"c": "gone"}, node="c",
-         hangs=[dump(r, 7) for r in range(4)]),
+         dumps=dict.fromkeys(range(4), True)),
     Case("node lost, but all had finished", Cause.FINISHED, status=0, lost={"c": "x"}),
     # --- hangs
-    Case("a rank was stopped", Cause.HANG, others=End(124), hangs=[dump(r, 7) for r in (0, 1, 2, 4, 5)], node="b",
+    Case("a rank was stopped", Cause.HANG, others=End(124), dumps={r: True for r in range(6) if r != 3}, node="b",
          rank=3, says="it alone wrote nothing", status=124),
     Case("a rank is outside", Cause.HANG, others=End(124), rank=4, node="c", says="in no collective",
-         hangs=[dump(r, None if r == 4 else 7) for r in range(6)]),
-    Case("a rank is behind", Cause.HANG, others=End(124), rank=2, node="b", says="it is in collective 6",
-         hangs=[dump(r, 6 if r == 2 else 7) for r in range(6)]),
+         dumps=ALL_WAIT | {4: False}),
     Case("a rank has done fewer steps", Cause.HANG, others=End(124), rank=1, node="a", says="had done 39 steps",
-         hangs=[dump(r, step=39 if r == 1 else 40, recorded=False) for r in range(6)]),
-    Case("nobody stands out", Cause.HANG, others=End(124), hangs=[dump(r, 7) for r in range(6)], says="no rank stands"),
+         dumps=dict.fromkeys(range(6)), steps={1: 39}),
+    Case("nobody stands out", Cause.HANG, others=End(124), dumps=ALL_WAIT, says="no rank stands"),
     Case("124 alone", Cause.HANG, others=End(124), says="status 124"),
     Case("hang, says the run", Cause.HANG, others=End(124), events=[("hang", "no sign of life for 60 s")], says="60 s"),
-    Case("silent, ended by us", Cause.HANG, others=End(-9), more={"silent_s": 99.0, "ended_early": True}, says="99 s"),
+    Case("silent, ended by us", Cause.HANG, others=End(-9), seen={"silent_s": 99.0, "ended_early": True}, says="99 s"),
     Case("one had failed before the others hung", Cause.UNKNOWN, {3: End(1, 5, KEY_ERROR)}, others=End(124), rank=3,
-         hangs=[dump(r, 7) for r in (0, 1, 2, 4, 5)]),
+         dumps={r: True for r in range(6) if r != 3}),
     Case("one had failed, and its node's clock is ahead", Cause.UNKNOWN, {3: End(1, 90, KEY_ERROR)}, others=End(124),
          rank=3),
     Case("one was killed before the others hung", Cause.MACHINE, {2: End(-9, 50)}, others=End(124), rank=2, node="b"),
     Case("hang of a node that fails a check", Cause.MACHINE, others=End(124), node="b", rank=2, faults={"b": "Xid 79"},
-         hangs=[dump(r, 6 if r == 2 else 7) for r in range(6)], says="Xid 79"),
+         dumps=ALL_WAIT | {2: False}, says="Xid 79"),
     # --- who failed first
     Case("killed, the others noticed", Cause.MACHINE, {2: End(-9, 50)}, others=End(1, 52, [LOST]), node="b", rank=2,
          says="was killed"),
@@ -183,11 +179,11 @@ CASES = [
     Case("NCCL noticed", Cause.UNKNOWN, {5: End(1, 61, KEY_ERROR)}, others=End(-6, 60, [NCCL]), rank=5),
     Case("only broken connections", Cause.UNKNOWN, others=End(1, 60, [GLOO]), rank=0, says="only noticed"),
     Case("ended by the starter", Cause.MACHINE, {1: End(-9, 50)}, others=End(-15, 40), node="a", rank=1),
-    Case("without an end", Cause.MACHINE, {1: End(None)}, others=End(1, 60, [GLOO]), node="a", rank=1, says="no word"),
+    Case("without an end", Cause.MACHINE, {1: End(None)}, others=End(1, 60, [GLOO]), node="a", rank=1, says="left no"),
     Case("without an end, and one killed before", Cause.MACHINE, {1: End(None), 3: End(-9, 50)}, rank=3, node="b",
          others=End(1, 60, [GLOO])),
     Case("without an end, as we ended it", Cause.UNKNOWN, {1: End(None), 4: End(1, 5, KEY_ERROR)}, rank=4,
-         others=End(None), more={"ended_early": True}),
+         others=End(None), seen={"ended_early": True}),
     # --- what it failed of
     Case("no space left", Cause.STORAGE, others=End(1, 60, ["OSError: [Errno 28] No space left on device"]),
          says="of the job"),
@@ -247,11 +243,11 @@ CASES = [
     Case("its own record is no other attempt", Cause.UNKNOWN, others=End(1, 60, KEY_ERROR),
          history=[earlier(2, KEY_SIGNATURE)]),
     Case("crash on the same node again", Cause.MACHINE, {2: End(-11, 5)}, node="b",
-         history=[earlier(1, "SIGSEGV", node="b", cause=Cause.MACHINE)]),
+         history=[earlier(1, "it crashed with SIGSEGV", node="b", cause=Cause.MACHINE)]),
     Case("crash on another node", Cause.CODE, {2: End(-11, 5)},
-         history=[earlier(1, "SIGSEGV", node="a", cause=Cause.MACHINE)]),
+         history=[earlier(1, "it crashed with SIGSEGV", node="a", cause=Cause.MACHINE)]),
     Case("crash on one node again and again", Cause.CODE, {2: End(-11, 5)}, history=[
-        earlier(n, "SIGSEGV", node="b", cause=Cause.MACHINE) for n in (1, 2, 3)]),
+        earlier(n, "it crashed with SIGSEGV", node="b", cause=Cause.MACHINE) for n in (1, 2, 3)]),
     Case("killed again at the same step", Cause.MACHINE, {2: End(-9, 5)}, node="b",
          history=[earlier(1, "", node="b", cause=Cause.MACHINE)]),
     Case("ECC again is no code", Cause.MACHINE, {2: End(1, 5, ["uncorrectable ECC error"])}, node="b",
@@ -284,20 +280,15 @@ def test_a_damaged_checkpoint_blames_no_node() -> None:
     assert judge(evidence(Case("", Cause.STORAGE, ends))).node is None
 
 
-def failed_before_any_step(number: int, error: str) -> AttemptRecord:
-    return attempt(number, None, Verdict(cause=Cause.UNKNOWN, why=error, error=error))
-
-
 def test_an_error_before_any_step_is_the_same_only_if_none_trained_since() -> None:
-    error, trained = "srun: error: of some kind", attempt(2, 400)
-    only_loaded = trained.model_copy(update={"first_step": 400})
-    now = Evidence(attempt(3, None))
+    case, trained = Case("", Cause.CODE, others=End(1, 60, KEY_ERROR), step=None), attempt(2, 400)
+    only_loaded, before = trained.model_copy(update={"first_step": 400}), earlier(1, KEY_SIGNATURE, None)
     for history, cause in (
-        ([failed_before_any_step(1, error)], Cause.CODE),
-        ([failed_before_any_step(1, error), trained], Cause.UNKNOWN),
-        ([failed_before_any_step(1, error), only_loaded], Cause.CODE),
+        ([before], Cause.CODE),
+        ([before, trained], Cause.UNKNOWN),
+        ([before, only_loaded], Cause.CODE),
     ):
-        assert judge(replace(now, not_started=error), history).cause is cause
+        assert judge(evidence(replace(case, history=history)), history).cause is cause
 
 
 def test_to_be_told_to_end_twice_is_no_error_of_the_code() -> None:

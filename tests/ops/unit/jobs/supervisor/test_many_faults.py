@@ -155,7 +155,7 @@ def check_what_always_holds(job: JobDirectory, world: World, status: int) -> Non
                 made_nothing = 0 if moved else made_nothing + 1
             case "verdict":
                 made_nothing = 0 if event["cause"] == Cause.PREEMPTED else made_nothing
-    assert out == Ledger.read(job).out().keys()
+    assert out == Ledger.read(job).out.keys()
     failures = Counter(
         attempt.verdict.node for attempt in job.read_attempts() if attempt.verdict and attempt.verdict.node is not None
     )

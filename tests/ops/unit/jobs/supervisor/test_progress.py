@@ -8,7 +8,7 @@ from glmforge.observe.alive import Mark, write_mark
 from glmforge.observe.job_records import AttemptDirectory
 from glmforge.observe.record_files import JsonlFile
 from glmforge.observe.run import RunDirectory
-from glmforge_ops.jobs.supervisor.progress import Progress, logged_step
+from glmforge_ops.jobs.supervisor.watch import Progress, logged_step
 from helpers.made_jobs import at
 
 
@@ -43,11 +43,21 @@ def test_a_step_is_of_this_attempt(tmp_path: Path) -> None:
     progress = Progress(attempt, tmp_path, at(0))
     with JsonlFile(run.events) as file:
         file.write({"time": at(1).isoformat(), "event": "resumed", "step": 40, "detail": ""})
-    assert (progress.first_step(), progress.step()) == (40, None)
+    attempt.log(0).write_text("2026-01-01T00:00:01Z 0 40 loaded\n")
+    assert progress.begun() is None
+    run.metrics.write_text(json.dumps({"step": 40}) + "\n")
+    assert progress.begun() is None
     run.metrics.write_text(json.dumps({"step": 41}) + "\n" + '{"step": 4')
-    assert progress.step() == 41
+    assert progress.begun() == 40
+
+
+def test_a_step_of_a_program_stands_in_its_log(tmp_path: Path) -> None:
+    attempt = AttemptDirectory(tmp_path)
+    attempt.log(0).write_text("2026-01-01T00:00:00Z 0 - begins\n2026-01-01T0")
+    assert Progress(attempt, None, at(0)).begun() is None
     attempt.log(0).write_text("2026-01-01T00:00:00Z 0 - begins\n2026-01-01T00:00:01Z 0 42 loss\n2026-01-01T0")
-    assert progress.step() == 42
+    assert Progress(attempt, None, at(0)).begun() == 0
+    assert logged_step(attempt) == 42
 
 
 def test_no_step_stands_in_a_line_whose_beginning_is_not_read(tmp_path: Path) -> None:

@@ -1,12 +1,11 @@
 """The loop with ranks that end as told: what is decided, what is written down, and that another supervisor goes on."""
 
 from contextlib import ExitStack
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from glmforge.observe.job_records import SUPERVISOR_LEASE, AttemptRecord, Cause, JobDirectory, utc_now
+from glmforge.observe.job_records import SUPERVISOR_LEASE, AttemptRecord, Cause, JobDirectory
 from glmforge.observe.record_files import RunFileError
 from glmforge.runtime.lease import HeldError, Lease
 from glmforge_ops.jobs.supervisor.nodes import Ledger, allow
@@ -51,7 +50,7 @@ def test_an_error_of_the_code_stops_it_at_the_second_attempt(tmp_path: Path) -> 
     assert len(starter.started) == 2
     why = events(job, "decided")[-1]["why"]
     assert isinstance(why, str)
-    for part in ("same error after step 3", "KeyError: 'x'", "train.py, line 7", "attempts/0002/rank-00000.log"):
+    for part in ("same error after step 3", "KeyError: 'x'", "attempts/0002/rank-00000.log"):
         assert part in why
 
 
@@ -72,9 +71,9 @@ def test_a_node_that_fails_thrice_is_out(tmp_path: Path) -> None:
     status, starter, _ = supervise(job, script)
     assert status == 0
     assert starter.nodes == ["ab"] * 3 + ["a"]
-    assert "3 failures" in Ledger.read(job).out()["b"].reason
+    assert "3 failures" in Ledger.read(job).out["b"].reason
     assert allow(job, ["b"]) == ["b"]
-    assert not Ledger.read(job).out()
+    assert not Ledger.read(job).out
 
 
 def test_attempts_in_a_row_that_make_no_step_are_bounded(tmp_path: Path) -> None:
@@ -103,23 +102,6 @@ def test_ranks_that_gave_way_under_a_scheduler_lead_to_a_requeue(tmp_path: Path)
     assert status == 0
     assert allocation.requeued == [[]]
     assert events(job, "verdict")[-1]["cause"] == "preempted"
-
-
-@pytest.mark.parametrize(
-    ("left_s", "signal", "cause"),
-    [
-        (100, "USR1@120", "time limit"),
-        (300, "USR1@120", "preempted"),  # of a job of few minutes all of its time is near its end
-    ],
-)
-def test_a_warning_long_before_the_limit_is_of_a_preemption(
-    tmp_path: Path, left_s: float, signal: str | None, cause: str
-) -> None:
-    job = a_job(tmp_path, nodes=2, signal=signal)
-    gave_way = {0: Ends(75, step=5), 1: Ends(75, step=5)}
-    place = {"can_requeue": True, "is_given": True, "end": utc_now() + timedelta(seconds=left_s)}
-    supervise(job, lambda ranks, number: gave_way, **place)
-    assert events(job, "verdict")[-1]["cause"] == cause
 
 
 def test_what_an_earlier_start_was_told_is_done(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ import pytest
 
 from glmforge.observe.job_records import RankRecord
 from glmforge_ops.jobs.supervisor import watch
-from glmforge_ops.jobs.supervisor.evidence import RunEvent
-from glmforge_ops.jobs.supervisor.watch import Limits, Seen, SignalQueue, Watch
+from glmforge_ops.jobs.supervisor.evidence import Seen
+from glmforge_ops.jobs.supervisor.watch import Limits, SignalQueue, Watch
 from helpers.fake_starter import FakeRunning
 from helpers.made_jobs import at
 
@@ -26,12 +26,10 @@ class Scene:
 
     lasts: float = 200.0
     now: float = 0.0
-    before: int | None = None
-    done: int | None = None
+    begun_at: int | None = None
     heard: float | None = None
     """When the last sign of life came; None: there is always one."""
     found: list[RankRecord] = field(default_factory=list)
-    happened: list[RunEvent] = field(default_factory=list)
     rung: list[signal.Signals] = field(default_factory=list)
     then: dict[int, Callable[[], object]] = field(default_factory=dict)
     said: list[tuple[str, str]] = field(default_factory=list)
@@ -43,17 +41,11 @@ class Scene:
         self.asked = 0
 
     # --- what the loop asks
-    def first_step(self) -> int | None:
-        return self.before
+    def begun(self) -> int | None:
+        return self.begun_at
 
     def ranks(self) -> list[RankRecord]:
         return self.found
-
-    def events(self) -> list[RunEvent]:
-        return self.happened
-
-    def step(self) -> int | None:
-        return self.done
 
     def last_sign(self) -> float:
         return self.now if self.heard is None else self.heard
@@ -171,20 +163,10 @@ def test_a_second_interrupt_ends_it_at_once(scene: Scene) -> None:
     assert (seen.signals, scene.running.signals) == (["INT"], [signal.SIGINT])
 
 
-def test_training_begins_with_the_first_step_of_its_own(scene: Scene) -> None:
-    scene.before = scene.done = 40
-    scene.then = {9: lambda: setattr(scene, "done", 41), 20: lambda: setattr(scene, "done", 90)}
+def test_training_begins_once(scene: Scene) -> None:
+    scene.then = {9: lambda: setattr(scene, "begun_at", 40)}
     scene.watched()
     assert scene.trained == [40]
-
-
-def test_a_straggler_is_told_once(scene: Scene) -> None:
-    def straggles(step: int) -> Callable[[], None]:
-        return lambda: scene.happened.append(RunEvent("straggler", step, "node a", at(step)))
-
-    scene.then = {3: straggles(1), 9: straggles(2)}
-    scene.watched()
-    assert scene.names("straggler") == ["after step 1: node a", "after step 2: node a"]
 
 
 def test_a_lost_node_ends_the_others_soon(scene: Scene) -> None:

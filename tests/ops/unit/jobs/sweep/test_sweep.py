@@ -12,10 +12,9 @@ from glmforge.observe.job_records import Cause, JobDirectory
 from glmforge.runtime.lease import HeldError, Lease
 from glmforge_ops.jobs import several
 from glmforge_ops.jobs.schedulers.base import State
-from glmforge_ops.jobs.several import InTurn
 from glmforge_ops.jobs.state import JobState
 from glmforge_ops.jobs.submit import note_submission
-from glmforge_ops.jobs.sweep.points import Point, expand
+from glmforge_ops.jobs.sweep.points import expand
 from glmforge_ops.jobs.sweep.sweep import Sweep, array_of, make_sweep
 from helpers.fake_scheduler import FakeScheduler
 from helpers.made_jobs import made_attempt
@@ -28,9 +27,8 @@ def new_sweep(tmp_path, monkeypatch):
 
     def new(launcher="slurm", at_once=2, name="lr", axes=("optim.lr=1e-3,2e-3,3e-3", "seed=1,2"), **launch):
         overrides = ["output_dir=out/base", *launch.pop("overrides", ())]
-        points = axes if isinstance(axes[0], Point) else expand(axes)
         options = LaunchConfig(launcher=launcher, **launch)
-        return make_sweep(name, "demo", overrides, points, options, tmp_path / "jobs", at_once)
+        return make_sweep(name, "demo", overrides, expand(axes), options, tmp_path / "jobs", at_once)
 
     return new
 
@@ -46,6 +44,13 @@ def sweep(new_sweep, scheduler):
     new = new_sweep()
     new.write()
     return Sweep(new.root, lambda launcher: scheduler)
+
+
+def submit(sweep):
+    """Names of the points that were submitted."""
+    before = {name: len(sweep.directory(name).read_submissions()) for name in sweep.names}
+    sweep.submit(lambda name, words: None)
+    return [name for name in sweep.names if len(sweep.directory(name).read_submissions()) > before[name]]
 
 
 def job_of(sweep, number):
@@ -67,7 +72,7 @@ def fail(sweep, scheduler, number):
 
 
 def test_each_point_is_a_job_and_all_are_one_array(sweep, scheduler, tmp_path):
-    assert sweep.submit_array() == [f"lr-{number:03d}" for number in range(6)]
+    assert submit(sweep) == [f"lr-{number:03d}" for number in range(6)]
     assert scheduler.arrays == {"1": "0-5%2"}
     assert "#SBATCH --array=0-5%2\n" in scheduler.scripts["1"]
     assert f"supervise {tmp_path}/jobs/lr-\"$(printf '%03d' " in scheduler.scripts["1"]
@@ -83,11 +88,11 @@ def test_each_point_is_a_job_and_all_are_one_array(sweep, scheduler, tmp_path):
 
 
 def test_submitted_again_is_what_has_not_finished_and_is_not_on_its_way(sweep, scheduler):
-    sweep.submit_array()
+    submit(sweep)
     finish(sweep, scheduler, 0)
     fail(sweep, scheduler, 1)
     fail(sweep, scheduler, 4)
-    assert sweep.submit_array() == ["lr-001", "lr-004"]
+    assert submit(sweep) == ["lr-001", "lr-004"]
     assert scheduler.arrays["2"] == "1,4%2"
     assert [job_of(sweep, number).read_submissions()[-1].id for number in range(6)] == [
         "1_0",
@@ -97,62 +102,55 @@ def test_submitted_again_is_what_has_not_finished_and_is_not_on_its_way(sweep, s
         "2_4",
         "1_5",
     ]
-    assert sweep.submit_array() == []
+    assert submit(sweep) == []
     assert len(scheduler.scripts) == 2
 
 
-def test_only_those_that_failed(sweep, scheduler):
-    sweep.submit_array()
-    finish(sweep, scheduler, 0)
-    fail(sweep, scheduler, 1)
-    sweep.cancel()
-    assert sweep.submit_array(failed_only=True) == ["lr-001"]
-    assert sweep.submit_array() == [f"lr-{number:03d}" for number in range(2, 6)]
-
-
 def test_what_the_scheduler_has_forgotten_is_submitted_again(sweep, scheduler):
-    sweep.submit_array()
+    submit(sweep)
     finish(sweep, scheduler, 3)
     scheduler.after.clear()
-    assert sweep.submit_array() == ["lr-000", "lr-001", "lr-002", "lr-004", "lr-005"]
+    assert submit(sweep) == ["lr-000", "lr-001", "lr-002", "lr-004", "lr-005"]
 
 
 def test_a_submission_that_fails_leaves_a_sweep_to_be_submitted(sweep, scheduler):
     scheduler.is_down = True
     with pytest.raises(LaunchError, match="nothing was submitted"):
-        sweep.submit_array()
+        submit(sweep)
     assert {job.state for job in sweep.jobs()} == {JobState.NEW}
     scheduler.is_down = False
-    assert len(sweep.submit_array()) == 6
+    assert len(submit(sweep)) == 6
 
 
 @pytest.mark.parametrize("number", [None, 0, 5])
 def test_an_array_that_cannot_be_noted_is_cancelled(sweep, scheduler, number):
     """In the sweep's own events, or in a point's job."""
     events = (sweep.own if number is None else job_of(sweep, number)).events
-    submit = scheduler.submit
+    real = scheduler.submit
 
     def fills_the_disk(job, launch, **options):
         events.unlink(missing_ok=True)
         events.mkdir()
-        return submit(job, launch, **options)
+        return real(job, launch, **options)
 
     scheduler.submit = fills_the_disk
     with pytest.raises(LaunchError, match=r"^slurm 1 was cancelled, since it could not be noted: "):
-        sweep.submit_array()
+        submit(sweep)
     assert scheduler.cancelled == ["1"]
     assert {scheduler.state(f"1_{number}") for number in range(6)} == {State.CANCELLED}
-    scheduler.submit = submit
+    scheduler.submit = real
     events.rmdir()
-    assert len(sweep.submit_array()) == 6
+    assert len(submit(sweep)) == 6
     assert [job_of(sweep, number).read_submissions()[-1].id for number in range(6)] == [f"2_{n}" for n in range(6)]
 
 
 def test_killed_while_it_was_noted_the_rest_is_noted(sweep, scheduler):
-    sweep.submit_array()
+    submit(sweep)
     for number in (2, 5):
         job_of(sweep, number).submissions.unlink()
-    assert sweep.submit_array() == []
+    scheduler.lost = {"lr": ["1"]}
+    assert submit(sweep) == ["lr-002", "lr-005"], "noted"
+    assert list(scheduler.arrays) == ["1"]
     assert [job_of(sweep, number).read_submissions()[-1].id for number in range(6)] == [f"1_{n}" for n in range(6)]
     assert len(job_of(sweep, 0).read_submissions()) == 1
 
@@ -161,16 +159,16 @@ def test_killed_before_it_was_noted_the_array_is_found(sweep, scheduler):
     launch = job_of(sweep, 0).read().launch
     scheduler.submit(sweep.own, launch, array="0-4")
     scheduler.lost = {"lr": ["1"]}
-    assert sweep.submit_array() == ["lr-005"]
+    assert len(submit(sweep)) == 6
     assert job_of(sweep, 4).read_submissions()[-1].id == "1_4"
     assert scheduler.arrays == {"1": "0-4", "2": "5%2"}
-    assert sweep.submit_array() == []
+    assert submit(sweep) == []
 
 
 def test_one_that_cannot_be_cancelled_keeps_none_of_the_others_running(sweep, scheduler, monkeypatch):
-    sweep.submit_array()
+    submit(sweep)
     fail(sweep, scheduler, 1)
-    assert sweep.submit_array() == ["lr-001"]
+    assert submit(sweep) == ["lr-001"]
     cancel = scheduler.cancel
 
     def some(number):
@@ -185,7 +183,7 @@ def test_one_that_cannot_be_cancelled_keeps_none_of_the_others_running(sweep, sc
 
 
 def test_cancelled_together(sweep, scheduler):
-    sweep.submit_array()
+    submit(sweep)
     finish(sweep, scheduler, 0)
     assert len(sweep.cancel()) == 5
     assert scheduler.cancelled == ["1"]
@@ -214,11 +212,11 @@ def test_nothing_is_written_for_a_dry_run(new_sweep, tmp_path):
         ({"name": "x" * 57}, ConfigError, "up to 56"),
         ({"at_once": 0}, ConfigError, "--at-once 0: must be at least 1"),
         ({"array": "0-3"}, ConfigError, "--array: a sweep is an array of its own"),
-        ({"supervise": False}, ConfigError, "--no-supervise"),
-        ({"launcher": "mpi", "hosts": ["a"]}, ConfigError, "needs the supervisor, which notes how each point ends"),
+        ({"launcher": "mpi", "hosts": ["a"]}, ConfigError, "need the supervisor, which --launcher mpi does not have"),
         ({"axes": ["parallel.tp=1,2"]}, ConfigError, "point 1 (parallel.tp=2): 1 node x 1 rank: "),
         ({"axes": ["optim.lrr=1,2"]}, ConfigError, "point 0 (optim.lrr=1): "),
-        ({"axes": ["seed=1,2", "output_dir=same"]}, ConfigError, "points 0 and 1 would both write to same"),
+        ({"axes": ["seed=1,2", "output_dir=same"]}, ConfigError, "the sweep sets output_dir; leave it out"),
+        ({"axes": ["seed=1,1"]}, ConfigError, "are the same run"),
         ({"axes": ["model.num_hidden_layers=4,5", "model=tiny"]}, ConfigError, "are the same run"),
     ],
 )
@@ -272,20 +270,20 @@ def here(new_sweep, monkeypatch):
     new.write()
     scheduler = Here({"lr-002": Cause.CODE})
     monkeypatch.setattr(several, "submit", scheduler.take)
-    monkeypatch.setattr(several, "InTurn", lambda **fields: InTurn(pause=scheduler.pause, **fields))
+    monkeypatch.setattr(several, "pause", lambda: scheduler.pause())
     return Sweep(new.root, lambda launcher: scheduler), scheduler
 
 
 def test_run_from_here_so_many_at_once(here):
     sweep, scheduler = here
-    ended = sweep.run_points(lambda job, words: None)
+    ended = sweep.run(lambda job, words: None)
     assert scheduler.most == 2
     assert sorted(scheduler.order) == [f"lr-{number:03d}" for number in range(6)]
     assert [state for name, state in ended.items() if name != "lr-002"] == [JobState.FINISHED] * 5
     assert ended["lr-002"] is JobState.FAILED
 
     scheduler.causes, scheduler.order = {}, []
-    sweep.run_points(lambda job, words: None)
+    sweep.run(lambda job, words: None)
     assert scheduler.order == ["lr-002"]
     assert {result.state for result in sweep.results()} == {"finished"}
 
@@ -299,7 +297,7 @@ def test_a_sweep_that_is_cancelled_starts_nothing_further(here):
         pause()
 
     scheduler.pause = cancelled
-    ended = sweep.run_points(lambda job, words: None)
+    ended = sweep.run(lambda job, words: None)
     assert scheduler.order == ["lr-000", "lr-001"]
     assert list(ended.values()).count(JobState.NEW) == 4
 
@@ -312,7 +310,7 @@ def test_a_damaged_job_is_told_beside_the_others(sweep, scheduler):
     assert results[0].state == "not submitted"
 
 
-def test_each_point_has_places_of_its_own_unless_the_sweep_sets_them(new_sweep):
+def test_each_point_has_places_of_its_own(new_sweep):
     apart = ["checkpoint.dir=/fast/ckpt", "observe.tensorboard_dir=/fast/tb"]
     config = new_sweep(overrides=apart, axes=["optim.lr=1e-3,2e-3"]).jobs[1].config
     same = load_config(
@@ -323,8 +321,6 @@ def test_each_point_has_places_of_its_own_unless_the_sweep_sets_them(new_sweep):
         ],
     )
     assert config == same
-    points = [Point(task, {"seed": task, "output_dir": f"x{task}"}) for task in range(2)]
-    assert [str(job.config.output_dir) for job in new_sweep(axes=points).jobs] == ["x0", "x1"]
 
 
 def test_a_mistake_of_all_points_is_reported_without_a_point(new_sweep):
@@ -335,7 +331,7 @@ def test_a_mistake_of_all_points_is_reported_without_a_point(new_sweep):
 
 def test_two_at_once_are_told_apart_and_a_sweep_that_was_not_written_to_its_end_is_named(sweep, scheduler, new_sweep):
     with Lease(sweep.root, "another"), pytest.raises(HeldError, match="in use by 'another'"):
-        sweep.submit_array()
+        submit(sweep)
     with pytest.raises(LaunchError, match="'glmforge sweep resubmit lr'"):
         new_sweep().write()
     assert scheduler.scripts == {}
@@ -351,4 +347,4 @@ def test_two_at_once_are_told_apart_and_a_sweep_that_was_not_written_to_its_end_
 
 def test_an_array_of_tasks():
     assert [array_of(tasks, 2) for tasks in (range(8), [5, 0, 1, 2], [1, 3])] == ["0-7%2", "0-2,5%2", "1,3%2"]
-    assert array_of([4, 4, 5], None) == "4-5"
+    assert array_of([4, 5], None) == "4-5"

@@ -1,6 +1,6 @@
 #!/bin/bash
-# air: under Slurm, with the supervisor of glmforge, which runs on the job's first node, starts the ranks
-# with srun, starts them again when something fails, and requeues the job when it has to give way.
+# air: under Slurm. The supervisor of glmforge runs on the job's first node, starts the ranks with srun,
+# starts them again when something fails, and requeues the job when it has to give way.
 #
 #   glmforge jobs show air
 #
@@ -17,7 +17,7 @@
 #SBATCH --output=scheduler-%A_%a.log
 
 set -eu
-# Slurm has made the log, and open to all.
+# Slurm makes the log readable for all users.
 chmod go= -- /shared/jobs/air/scheduler-*.log || true
 cd -- '/shared/my work'
 # Each task of the array is a job with a directory of its own.

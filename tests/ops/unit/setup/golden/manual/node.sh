@@ -1,7 +1,7 @@
 #!/bin/sh
-# Prepares a node of the cluster 'h200'. Run again, it changes nothing; with the argument 'look'
-# it only prints what it would change. 'glmforge cluster setup' runs it on every node.
-# It prints a line for each change, warning and error. A node with an error is left as it is.
+# Prepares a node of the cluster 'h200'. Run again, it changes nothing; with the argument
+# 'look' it only prints what it would change. 'glmforge cluster setup' runs it on every node.
+# It prints a line for each change, warning and error. A node with an error is not changed.
 set -u
 umask 077
 
@@ -75,7 +75,7 @@ make_directories() {
 }
 
 key='restrict,pty ssh-ed25519 AAAA glmforge-h200'
-home=$(getent passwd "$(id -u)" | cut -d : -f 6) # where sshd looks, whatever HOME says
+home=$(getent passwd "$(id -u)" | cut -d : -f 6) # where sshd looks; HOME may differ
 keys=$home/.ssh/authorized_keys
 check_home() {
   for path in "$home" "$home/.ssh" "$keys"; do
