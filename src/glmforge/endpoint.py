@@ -98,7 +98,7 @@ class Endpoint:
                 "unpaid", status=status, message=message, wait=retry_after(response.headers.get("retry-after"))
             )
         if status in _HOPELESS or 300 <= status < 400:
-            raise DataError(f"{self._url}: refuses all requests ({status}: {message}): check URL, model and API key")
+            raise DataError(f"{self._url}: rejects all requests ({status}: {message}); check URL, model and API key")
         return Attempt("refused", status=status, message=message)
 
     def _reply(self, response: httpx2.Response) -> Attempt:
@@ -142,7 +142,7 @@ def url_fault(url: str) -> str | None:
         is_server, parts = False, urlsplit("")
     if parts.username or parts.password or parts.query:
         return "a URL with a password or key in it would be logged: use --api-key-env"
-    return None if is_server else "no URL of a server: name it like http://localhost:8000/v1"
+    return None if is_server else "not a server URL; use one like http://localhost:8000/v1"
 
 
 def retry_after(header: str | None, now: float | None = None) -> float | None:

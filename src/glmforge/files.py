@@ -154,7 +154,7 @@ def parse_json(
         _check_text(value, source, error)
     if not isinstance(value, expected):
         raise error(
-            f"{source}: must hold one JSON {_NAMES.get(expected, expected.__name__)}, not {reprlib.repr(value)}"
+            f"{source}: must contain one JSON {_NAMES.get(expected, expected.__name__)}, not {reprlib.repr(value)}"
         )
     return value
 
@@ -169,7 +169,7 @@ def make_private(path: Path) -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise OSError(f"{shown(path)} is a link; remove it")
     if found.st_uid != os.geteuid():
-        raise OSError(f"{shown(path)} belongs to another user (uid {found.st_uid}); remove it, or name another place")
+        raise OSError(f"{shown(path)} belongs to another user (uid {found.st_uid}); remove it, or choose another path")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise OSError(f"others can write to {shown(path)}; remove it")
     if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):

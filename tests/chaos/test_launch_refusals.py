@@ -80,7 +80,7 @@ def jobs_in_queue(cluster: Cluster) -> list[str]:
         (["--exclude", "node9"], "exclude: Slurm has no node 'node9'"),
         (["--dependency", "afterok:99999"], "dependency: Slurm knows no job 99999"),
         (["--dependency", "whenever"], "dependency: Slurm does not take 'whenever' (Job dependency problem)"),
-        (["--time", "24h"], "options: time: 24h is not written as in 24:00:00 or 2-00:00:00"),
+        (["--time", "24h"], "options: time: 24h is invalid; write it like"),
         (["--jobs-dir", "go.py"], "{here}/go.py: cannot hold jobs (File exists); choose another --jobs-dir"),
         (["--jobs-dir", "/proc/jobs"], "/proc/jobs: cannot hold jobs (No such file or directory)"),
     ],

@@ -70,7 +70,7 @@ def put_adapters(section: GlmMoe, lora: LoraConfig) -> None:
             assert isinstance(place, Place)
             dropout = None
             if lora.dropout:
-                assert isinstance(place, DecoderLayer), "only maps of layers drop"
+                assert isinstance(place, DecoderLayer), "only linear layers have dropout"
                 dropout = Dropout(place, zlib.crc32(one.name.partition(f".{one.row.layer}.")[2].encode()))
             _adapt(modules[one.owner], one, lora, place, dropout)
 

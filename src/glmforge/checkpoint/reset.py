@@ -146,7 +146,7 @@ def _states(config: RunConfig) -> dict[str, TensorSpec]:
 
 
 def _new_meta(meta: CheckpointMeta, config: RunConfig, position: str) -> CheckpointMeta:
-    """What it says about itself: written now, by this version, and lasting."""
+    """What it says about itself: written now, by this version, and permanent."""
     fields: dict[str, Any] = {"config": config.model_dump(mode="json"), "ephemeral": False}
     if position == "zero":
         fields |= {"step": 0, "phase": config.phases[0].name, "tokens_consumed": 0, "samples_consumed": {}}

@@ -16,26 +16,24 @@ class NamesStages(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         from glmforge.config.stage import stage_lines
 
-        self.epilog = "\n\n".join(["Stages, as CONFIG says them (stage: NAME):", *stage_lines()])
+        self.epilog = "\n\n".join(["Stages (set in CONFIG as stage: NAME):", *stage_lines()])
         super().format_help(ctx, formatter)
 
 
 def train(
     config: Annotated[str, typer.Argument(help="A run's YAML file, or the name of a packaged run.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Settings to change: key.sub=value, any number of them.")
-    ] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="Configuration overrides: key.sub=value ...")] = None,
     from_step: Annotated[
         int | None,
         typer.Option(
             "--from",
             min=0,
             metavar="STEP",
-            help="Resume from the checkpoint of this step and keep later ones aside: fault_tolerance.resume=step-STEP.",
+            help="Resume from this step and set later checkpoints aside; short for fault_tolerance.resume=step-STEP.",
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Begin a run that by plan does not fit the memory at hand.")
+        bool, typer.Option("--force", help="Start even if the plan says that the run does not fit into memory.")
     ] = False,
 ) -> None:
     """Train a model as CONFIG says; the same command again resumes from the last checkpoint.
@@ -61,7 +59,7 @@ def train(
 
     end_with_torchrun()
     speaks = LaunchEnvironment.read().is_main
-    with ends_at_once("interrupted; the same command resumes from the last checkpoint, if there is one", speaks=speaks):
+    with ends_at_once("interrupted; run it again to resume from the last checkpoint, if there is one", speaks=speaks):
         chosen = [] if from_step is None else [f"fault_tolerance.resume=step-{from_step}"]
         _train(config, [*(overrides or []), *chosen], force=force)
 

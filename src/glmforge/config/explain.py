@@ -57,7 +57,7 @@ def explain(error: ValidationError, cls: type[Strict], tree: Node) -> str:
         place = mistake.place if not _LINE.search(mistake.place) else f"{number}"
         lines[place] = f"{lines[place]}; {mistake._replace(place='')}" if place in lines else str(mistake)
     if len(found) > _MAX_MISTAKES:
-        lines["more"] = f"{found[0].place}: and more like these; the first {_MAX_MISTAKES} are shown"
+        lines["more"] = f"{found[0].place}: more errors; the first {_MAX_MISTAKES} are shown"
     return "\n".join(map(escaped, lines.values()))  # names come from the file as they are
 
 

@@ -93,7 +93,9 @@ class Parameter:
     def __post_init__(self) -> None:
         cut = {"tp": self.tp_dim is not None, "ep": self.expert}
         if wrong := [axis for axis in self.partial if cut.get(axis)]:
-            raise ValueError(f"{self.name}: is cut over {wrong[0]}, so there is nothing to sum along it")
+            raise ValueError(
+                f"{self.name}: is sharded over {wrong[0]}, so its gradient cannot be a partial sum over it"
+            )
         if self.initial in ("normal", "fan_in") and len(self.shape) not in (2, 3):
             raise ValueError(f"{self.name}: of shape {self.shape} cannot be drawn; choose zeros or ones")
 
@@ -127,8 +129,8 @@ class ParameterTable(Mapping[str, Parameter]):
     def __getitem__(self, name: str) -> Parameter:
         if name not in self._rows:
             raise UndeclaredParameterError(
-                f"{name}: is no declared parameter; give it a row in glmforge/config/parameters.py, or extend the "
-                "table with one (ParameterTable.extended)"
+                f"{name}: parameter is not declared; add a row in glmforge/config/parameters.py, or extend the table "
+                "(ParameterTable.extended)"
             )
         return self._rows[name]
 
@@ -142,7 +144,7 @@ class ParameterTable(Mapping[str, Parameter]):
         """This table and `rows` after it. Raises `ValueError` for a name that is declared already."""
         rows = list(rows)
         if known := [row.name for row in rows if row.name in self]:
-            raise ValueError(f"{known[0]}: is declared already")
+            raise ValueError(f"{known[0]}: is already declared")
         return ParameterTable([*self.values(), *rows])
 
     def shapes(self) -> dict[str, Shape]:

@@ -39,7 +39,7 @@ def take_secrets(variables: Mapping[str, Any]) -> dict[str, Any]:
         try:
             os.environ[name] = text
         except ValueError:  # a null byte, or a name with an equals sign
-            raise ConfigError(f"env.{name!r}: no variable can have this name or value; correct it") from None
+            raise ConfigError(f"env.{name!r}: invalid variable name or value; correct it") from None
     return taken
 
 
@@ -48,5 +48,5 @@ def require_secrets(names: Iterable[str], environment: Mapping[str, str] = os.en
     missing = ", ".join(name for name in names if name not in environment)
     if missing:
         raise LaunchError(
-            f"env: the job's files do not hold the value of {missing}; set it in the environment, and submit again"
+            f"env: the value of {missing} is not stored in the job's files; set it in the environment, and submit again"
         )

@@ -93,7 +93,7 @@ def test_a_prompt_that_fails_midway(run: Path, tmp_path: Path, number: int) -> N
         (["--prompt", "x", "--cache-gib", "inf"], "--cache-gib"),
         (["--prompt", "x", "--cache-gib", "nan"], "--cache-gib"),
         (["--prompt", "x", "--experts"], "--experts"),
-        ([], "give a file of prompts, or one with --prompt"),
+        ([], "pass a file of prompts or --prompt"),
         (["in.jsonl"], "--out"),
         (["--prompt", "x", "--out", "out.jsonl"], "--out"),
         (["--prompt", "x", "--logit-bias", "7"], "'7' is not TOKEN=NUMBER"),

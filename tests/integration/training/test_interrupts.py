@@ -70,7 +70,7 @@ def test_an_interrupt_while_the_ranks_gather_is_one_line(
     assert started.wait() == 130
     assert "Traceback" not in started.output
     assert own_lines(started.output) == [
-        "glmforge: interrupted; the same command resumes from the last checkpoint, if there is one"
+        "glmforge: interrupted; run it again to resume from the last checkpoint, if there is one"
     ]
     assert not (tmp_path / "run").exists()
 

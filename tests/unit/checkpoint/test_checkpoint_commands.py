@@ -41,7 +41,7 @@ def test_show_knows_the_tiers_of_a_run(tmp_path: Path) -> None:
     save_steps(tmp_path, 1)
     save_checkpoint(tmp_path, 2, make_tensors(2), make_meta(2, ephemeral=True))
     shown = run("show", tmp_path).output
-    assert (row_of(shown, "step-00000001")[2], row_of(shown, "step-00000002")[2]) == ("lasting", "ephemeral")
+    assert (row_of(shown, "step-00000001")[2], row_of(shown, "step-00000002")[2]) == ("permanent", "ephemeral")
     facts = run("show", tmp_path / "step-00000002").output.splitlines()
     assert ["tier", "ephemeral"] in [line.split() for line in facts]
 
@@ -80,7 +80,7 @@ def test_consolidate_takes_directory_and_name_from_the_run(disks: Path, tmp_path
     (tmp_path / "somewhere" / "config.yaml").write_text(dump_config(config))
     for node in NODES:
         shutil.copytree(disks / node / LOCAL, tmp_path / "scratch" / config.name, dirs_exist_ok=True)
-    assert "local copies stay" in run("consolidate", tmp_path / "somewhere", "--keep-local").output
+    assert "local copies kept" in run("consolidate", tmp_path / "somewhere", "--keep-local").output
     assert isinstance(run("consolidate", tmp_path / "none").exception, CheckpointError)
     assert run("consolidate", tmp_path, "--hosts", "a", "--hostfile", "b").exit_code == 2
 

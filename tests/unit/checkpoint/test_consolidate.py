@@ -218,7 +218,7 @@ def test_a_damaged_one_keeps_the_local_copies(root: Path, disks: Path, monkeypat
         flip_a_bit(next(final.glob("__0_*")))
 
     monkeypatch.setattr(room, "publish", publish_damaged)
-    with pytest.raises(CheckpointError, match=r"step-00000020 is damaged, local copies stay: .*SHA-256 differs"):
+    with pytest.raises(CheckpointError, match=r"step-00000020 is damaged, local copies kept: .*SHA-256 differs"):
         collect(root, disks)
     assert all(local(disks, node, 20).exists() for node in (0, 1))
 

@@ -98,5 +98,5 @@ def test_plan_and_dry_run_know_it() -> None:
 
 
 def test_fp32_compute_is_refused() -> None:
-    with pytest.raises(ValidationError, match="'bf16' would be converted in every step: set compute to bf16"):
+    with pytest.raises(ValidationError, match="'bf16' would be converted in every step; set compute to bf16 too"):
         run_config(precision={"compute": "fp32", "frozen": "bf16"})

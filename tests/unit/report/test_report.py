@@ -336,15 +336,15 @@ def test_events_that_happen_all_the_time_are_folded(full_run: Path) -> None:
 
     events = [event(0, "started")]
     for step in range(1, 31):
-        events.append(event(step, "saved", f"{'lasting' if step % 10 == 0 else 'ephemeral'}, 1 MiB"))
+        events.append(event(step, "saved", f"{'permanent' if step % 10 == 0 else 'ephemeral'}, 1 MiB"))
     events += [event(step, "anomaly", f"loss {step}") for step in range(31, 41)]
     rows = tables_of(read_run(full_run), events=events)["Events"]
     assert [row[1:] for row in rows[:5]] == [
         ["0", "started", ""],
         ["", "saved ×26", "earlier, ephemeral since step 1; see events.jsonl"],
         ["29", "saved", "ephemeral, 1 MiB"],
-        ["", "saved ×2", "earlier, lasting since step 10; see events.jsonl"],
-        ["30", "saved", "lasting, 1 MiB"],
+        ["", "saved ×2", "earlier, permanent since step 10; see events.jsonl"],
+        ["30", "saved", "permanent, 1 MiB"],
     ]
     assert rows[5][1:] == ["", "anomaly ×2", "earlier, since step 31; see events.jsonl"]
     assert [row[1] for row in rows[6:]] == [str(step) for step in range(33, 41)]

@@ -180,8 +180,8 @@ class AdapterSaver(BackgroundSaver):
             note_whole(self.root)
         doomed = [one for one in heard if one not in good and one.step < good[-1].step]
         doomed += [one for one in good if one.ephemeral][: -config.keep_ephemeral]
-        lasting, every = [one for one in good if not one.ephemeral], config.keep_every_steps
-        doomed += [one for one in lasting[: -config.keep_last] if every is None or one.step % every]
+        permanent, every = [one for one in good if not one.ephemeral], config.keep_every_steps
+        doomed += [one for one in permanent[: -config.keep_last] if every is None or one.step % every]
         for one in doomed:
             with suppress(FileNotFoundError):  # the other ranks of the node are at it as well
                 delete_checkpoint(checkpoint_path(root, one.step))

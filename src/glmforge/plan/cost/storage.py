@@ -30,7 +30,7 @@ class Storage:
     Attributes:
         weights: of one checkpoint, parameters and buffers.
         optimizer: of one checkpoint.
-        lasting_kept: lasting checkpoints that are there when the run ends.
+        lasting_kept: permanent checkpoints that are there when the run ends.
         lasting_saves: that the run writes in all.
         ephemeral_kept: on the nodes' own disks if `is_local`, else on shared storage.
         ephemeral_saves: that the run writes in all.
@@ -126,7 +126,7 @@ def _lasting_saves(settings: CheckpointConfig, num_steps: int) -> int:
 
 
 def _ephemeral_saves(settings: CheckpointConfig, num_steps: int) -> int:
-    """A step that is due for both kinds gets a lasting one."""
+    """A step that is due for both kinds gets a permanent one."""
     often, rarely = settings.ephemeral_every_steps, settings.every_steps
     if often is None:
         return 0

@@ -359,7 +359,7 @@ def _describe(report: SaveReport) -> str:
     if report.error is not None:
         return report.error
     return (
-        f"{'ephemeral' if report.ephemeral else 'lasting'}, {format_bytes(report.num_bytes)} in "
+        f"{'ephemeral' if report.ephemeral else 'permanent'}, {format_bytes(report.num_bytes)} in "
         f"{report.seconds_total:.1f} s ({format_bytes(report.bytes_per_second)}/s); training waited "
         f"{report.seconds_blocked:.2f} s"
     )

@@ -148,7 +148,7 @@ def test_adapters_are_sent_and_nothing_else(air: str) -> None:
         (("--stage", "sft"), "--stage: the configuration says 'pretrain'; write stage=sft in place of it"),
         (("--weights", "fp8"), "--weights: is a setting of --serve and --rollout"),
         (("--serve", "--gpu", "H100 SXM", "--lora", "rank=8"), "--serve: trains nothing"),
-        (("--serve", "--gpu", "H100 SXM", "--search"), "--serve: is shown alone; leave --search out"),
+        (("--serve", "--gpu", "H100 SXM", "--search"), "--serve: cannot be combined; leave --search out"),
         (("--rollout", ROLLOUT, "--gpu", "H100 SXM", "--lora", "rank=8"), "not for stage lora; add --stage policy"),
         (("--rollout", "prompts=1", "--gpu", "H100 SXM"), "--rollout: samples is missing"),
         (("--rollout", ROLLOUT + ",longest=9", "--gpu", "H100 SXM"), "longest=9 is less than response"),

@@ -55,7 +55,7 @@ def test_more_gpus_fail_more_often() -> None:
 
 
 def test_lost_work_follows_the_checkpoints_that_outlive_a_node() -> None:
-    """The file has lasting ones every 500 steps, ephemeral ones every 100 on the nodes' own disks."""
+    """The file has permanent ones every 500 steps, ephemeral ones every 100 on the nodes' own disks."""
     config = load_config(SCALED)
     rare = cost_of(config, "2,gpu_mtbf_hours=1000")
     often = cost_of(load_config(SCALED, ["checkpoint.local_dir=null"]), "2,gpu_mtbf_hours=1000")
@@ -160,8 +160,8 @@ def test_an_unknown_sheet_is_refused() -> None:
         (["--cost", "--gpu", "H100 SXM", "parallel.cp=3"], "--mfu, which needs no layout"),
         (["--price", "2"], "--price: is a price of GPUs; give the kind"),
         (["--mfu", "0.3"], "--mfu: .*--cost"),
-        (["--sheet", "guide-64"], "--sheet: has GPUs and prices of its own; leave --gpus out"),
-        (["--cost", "--gpu", "H100 SXM", "--dry-run"], "--cost: is shown alone; leave --dry-run out"),
+        (["--sheet", "guide-64"], "--sheet: brings its own GPUs and prices; leave --gpus out"),
+        (["--cost", "--gpu", "H100 SXM", "--dry-run"], "--cost: cannot be combined; leave --dry-run out"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(options: list[str], message: str) -> None:
