@@ -1,4 +1,4 @@
-"""What a user gets wrong, through the real command line: one line that names the thing and the mend, status 1."""
+"""What a user gets wrong, through the real command line: one line that names the thing and the fix, status 1."""
 
 import shutil
 import subprocess

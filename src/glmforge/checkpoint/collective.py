@@ -8,7 +8,7 @@ a process group the same code runs with one rank and no communication.
 Collectives go over the default group, in a thread that saves in the background over a group of its own: two threads
 that used one group would pair off each other's messages.
 
-Only failures that a user can mend are passed on this way. A defect (a `TypeError`, say) is raised where it happens;
+Only failures that a user can fix are passed on this way. A defect (a `TypeError`, say) is raised where it happens;
 the launcher then ends the other ranks.
 """
 

@@ -58,7 +58,7 @@ def load_latest(
     before_step: int | None = None,
     step: int | None = None,
 ) -> tuple[Path, CheckpointMeta] | None:
-    """Load the newest whole checkpoint under `root` or on the nodes' own disks; None if there is none at all. All
+    """Load the newest whole checkpoint under `root` or on the nodes' own disks; None if there are none. All
     ranks call this together.
 
     Args:
@@ -87,7 +87,9 @@ def load_latest(
             warn_broken(candidate.path or checkpoint_path(cast(Path, local_root), candidate.step), problems)
         broken += problems
     if broken and step is not None:
-        raise CheckpointError(f"{checkpoint_path(root, step)} is not whole: {summarize_problems(broken)}; take another")
+        raise CheckpointError(
+            f"{checkpoint_path(root, step)} is incomplete: {summarize_problems(broken)}; use another checkpoint"
+        )
     if broken and (local_root is None or before_step is not None or not _only_begun(root, candidates)):
         raise_none_whole(root, broken)
     if broken and local_root is not None:
@@ -115,7 +117,7 @@ def load_checkpoint(
     """
     problems = _find_problems_together(path, checksums=verify)
     if problems:
-        raise CheckpointError(f"{path} is not whole: {summarize_problems(problems)}; take an older checkpoint")
+        raise CheckpointError(f"{path} is incomplete: {summarize_problems(problems)}; use an older checkpoint")
     return _load_whole(path, tensors, config, prefix, only, convert=convert)
 
 
@@ -152,7 +154,7 @@ def _of_step(step: int, candidates: list[_Candidate], root: Path) -> list[_Candi
     found = [candidate for candidate in candidates if candidate.step == step]
     if not found:
         steps = sorted({candidate.step for candidate in candidates}, reverse=True)
-        there = f"there is {list_some([f'step-{other}' for other in steps])}" if steps else "there is none at all"
+        there = f"available: {list_some([f'step-{other}' for other in steps])}" if steps else "there are none"
         raise CheckpointError(f"{root}: has no checkpoint of step {step:,}; {there}")
     return found
 
@@ -185,9 +187,7 @@ def _remove_begun(root: Path, local_root: Path) -> None:
 
     run_each(remove)
     if rank() == 0:
-        logger.warning(
-            "%s: there has never been a whole checkpoint; the run starts over, and what was half saved is removed", root
-        )
+        logger.warning("%s: no complete checkpoint yet; the run starts over, and incomplete saves are removed", root)
 
 
 def _load_candidate(
@@ -213,7 +213,7 @@ def set_aside_everywhere(step: int, root: Path, local_root: Path | None, *, keep
     if local_root is not None:
         aside += run_each(lambda: set_aside_after(local_root, step, keep=keep))
     if aside and rank() == 0:
-        logger.info("going back to step %d; set aside: %s", step, ", ".join(path.name for path in aside))
+        logger.info("rolling back to step %d; set aside: %s", step, ", ".join(path.name for path in aside))
     return [path.name for path in aside]
 
 
@@ -255,8 +255,7 @@ def _without_moments(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Ten
         tensor.detach().zero_()
     if moments and rank() == 0:
         logger.warning(
-            "%s has weights and position only (checkpoint.mode lite): the optimizer's moments and the generators begin "
-            "anew",
+            "%s has only weights and data position (checkpoint.mode lite); optimizer moments and RNG restart",
             path,
         )
     return {name: tensor for name, tensor in tensors.items() if name.startswith(PARAMETER_PREFIX)}

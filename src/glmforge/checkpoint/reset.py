@@ -75,10 +75,10 @@ def reset_optimizer(
     source = find_checkpoint(source)
     if is_sharded_adapter(source):
         raise CheckpointError(
-            f"{source}: holds adapters; to train them on with a fresh optimizer, begin another run with lora.init_from"
+            f"{source}: contains adapters; to continue them with a fresh optimizer, start a new run with lora.init_from"
         )
     meta = read_meta(source)
-    config = config or stored_config(source, meta, "give one with --config")
+    config = config or stored_config(source, meta, "pass one with --config")
     if position == "zero":
         samples, step = dict[str, int](), 0
     else:
@@ -92,7 +92,8 @@ def reset_optimizer(
     in_store = stored_tensors(CachingReader(source).read_metadata())
     if extra := extra_models(in_store):
         raise CheckpointError(
-            f"{source}: holds further trained models ({list_some(extra)}), whose optimizers cannot be reset; start a "
+            f"{source}: contains further trained models ({list_some(extra)}), whose optimizers cannot be reset; "
+            f"start a "
             "new run from it with init_from"
         )
     check_fit(source, {n: t for n, t in in_store.items() if n.startswith(MODEL_PREFIX)}, _weights(config), meta, None)
@@ -127,8 +128,8 @@ def _free_root(out: Path, step: int) -> Path:
     root = out if out.name == "checkpoints" else out / "checkpoints"
     if found := [path for path in list_checkpoints(root) if step_of(path) >= step]:
         raise CheckpointError(
-            f"{root}: holds {list_some([path.name for path in found])}, which a run would take instead of "
-            f"{checkpoint_path(root, step).name}; name another directory"
+            f"{root}: holds {list_some([path.name for path in found])}, which a run would resume from instead of "
+            f"{checkpoint_path(root, step).name}; choose another directory"
         )
     return root
 

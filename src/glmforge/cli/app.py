@@ -88,7 +88,7 @@ def _root(
 
 
 def main() -> None:
-    """Entry point: what the user can mend is one line on stderr and exit status 1, never a traceback."""
+    """Entry point: what the user can fix is one line on stderr and exit status 1, never a traceback."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 still gets an answer
     _show_log_messages()

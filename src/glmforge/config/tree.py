@@ -2,7 +2,7 @@
 
 A run's configuration is put together from several files, a preset and the command line. Merging PyYAML's
 nodes instead of plain dictionaries keeps each value's file and line, so that an error found at the very end,
-after all merging, still points at the line to mend. Trees are never changed in place: every function returns
+after all merging, still points at the line to fix. Trees are never changed in place: every function returns
 a new one.
 
 Scalars follow YAML 1.2's core schema, not PyYAML's 1.1: `1e-3` is a number, `no` is a string, `012` is

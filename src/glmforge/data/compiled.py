@@ -106,7 +106,7 @@ def _directory(package: Path) -> Path | None:
             _forget_old_versions(directory)
             return directory
         reason = f"{directory} cannot be written"
-    _log.warning("compiled loops are not kept, each process compiles them again: %s", reason)
+    _log.warning("the cache of compiled loops is not writable, each process recompiles them: %s", reason)
     return None
 
 

@@ -83,7 +83,7 @@ def observe_step(
     `initialize` gives the allocated weights values, where there are any.
     """
     if not config.model.lm_head:
-        raise ConfigError("the dry run takes a step on next tokens, and model.lm_head is false: plan without --dry-run")
+        raise ConfigError("the dry run trains on next tokens, but model.lm_head is false; plan without --dry-run")
     phase = config.phases[0]
     tracker = MemoryTracker()
     seen = Observation(tracker.log)

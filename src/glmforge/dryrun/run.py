@@ -145,4 +145,6 @@ def _check(config: RunConfig, world_size: int, rank: int | None, imbalance: floa
     if imbalance < 1:
         raise ConfigError(f"--imbalance: {imbalance:g} is less than an even share; give 1.0 or more")
     if parallel.cpu_offload:
-        raise ConfigError("parallel.cpu_offload: a dry run cannot tell host memory from GPU memory; set it to false")
+        raise ConfigError(
+            "parallel.cpu_offload: a dry run cannot distinguish host memory from GPU memory; set it to false"
+        )

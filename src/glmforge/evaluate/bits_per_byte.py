@@ -129,8 +129,8 @@ def _acceptance(
 def _record(source: str, nll: float, labels: float, right: float, num_bytes: float, *guesses: float) -> Record:
     if not num_bytes:
         raise DataError(
-            f"held-out source '{source}': in what is scored of it no text is to be predicted; raise "
-            "observe.evaluate_tokens, or take another source"
+            f"held-out source '{source}': its scored subset has no tokens to predict; raise observe.evaluate_tokens, "
+            "or use another source"
         )
     acceptance = [a / asked for a, asked in zip(guesses[::2], guesses[1::2], strict=True) if asked]
     return make_record(

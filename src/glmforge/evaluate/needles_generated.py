@@ -72,7 +72,7 @@ def generate_replies(
         answer_requests(engine, requests, answers, name="test {}".format)
         for answer in answers.read():
             if "error" in answer:
-                raise GlmforgeError(f"{answer['error']}; to answer again, give --force")
+                raise GlmforgeError(f"{answer['error']}; pass --force to answer again")
             (sample,) = answer["samples"]
             totals.add(tests[answer["line"]], sample["tokens"])
         answers.finish()

@@ -52,8 +52,8 @@ class SampleWriter:
         self._held_out: list[HeldOutPrompt] = []  # those of `prompts` behind the configuration's
         if config.held_out and not self._conversations:
             raise ConfigError(
-                "observe.samples.held_out: no source in data.held_out is conversations; name a file of them (.jsonl, "
-                ".json, .parquet) or a shard with loss weights there, or set held_out to 0"
+                "observe.samples.held_out: data.held_out has no conversation source; add a conversation file "
+                "(.jsonl, .json, .parquet) or a shard with loss weights, or set held_out to 0"
             )
 
     def check(self, model: ParallelModel) -> None:
@@ -111,8 +111,8 @@ class SampleWriter:
             found = list(chosen)
             if say_so and len(found) < number:
                 logger.warning(
-                    "observe.samples: %d of %d prompts of %s are passed over; in the model's positions and in "
-                    "cache_bytes there is room for prompts of up to %s tokens beside max_new_tokens",
+                    "observe.samples: %d of %d prompts of %s are skipped; the model's positions and cache_bytes "
+                    "allow prompts of up to %s tokens besides max_new_tokens",
                     number - len(found),
                     number,
                     each.name,

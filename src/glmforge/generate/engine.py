@@ -82,15 +82,15 @@ class Engine:
         num_pages = config.cache_bytes // page_bytes
         if num_pages == 0:
             raise GlmforgeError(
-                f"cache_bytes: {config.cache_bytes:,} has no room for a page of {config.page_size} tokens, which takes "
-                f"{page_bytes:,} bytes; give more (--cache-gib)"
+                f"cache_bytes: {config.cache_bytes:,} is less than a page of {config.page_size} tokens, which needs "
+                f"{page_bytes:,} bytes; raise it (--cache-gib)"
             )
         try:
             self.memory = CacheMemory(num_pages, config.page_size, share_prefixes=config.share_prefixes)
             self.runner.allocate(num_pages, config.page_size)
         except (MemoryError, RuntimeError) as error:  # what Python and PyTorch raise where there is too little memory
             raise GlmforgeError(
-                f"cache_bytes: {config.cache_bytes:,} bytes cannot be had on {self.runner.device}; give less "
+                f"cache_bytes: {config.cache_bytes:,} bytes cannot be allocated on {self.runner.device}; lower it "
                 "(--cache-gib)"
             ) from error
         self.scheduler = Scheduler(self.memory, config.max_sequences, config.max_step_tokens)
@@ -251,7 +251,7 @@ class Engine:
         Raises `RequestError` for a prompt that can never be served; then nothing is generated.
         """
         if isinstance(prompts, str):
-            raise RequestError("prompts: is one text; give a list of prompts, such as [text]")
+            raise RequestError("prompts: is a single text; pass a list of prompts, such as [text]")
         prompts = list(prompts)
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         asked = deque(self._prepare_all(prompts, each))
@@ -329,8 +329,8 @@ class Engine:
         if sequence.finished is None and not chosen:
             self._fail(
                 sequence.request.number,
-                f"grammar: behind {counted(len(sequence.answer), 'token')} of the answer all that it allows is ruled "
-                "out: control tokens, those of stop_ids, or from vocab_size on; change the grammar",
+                f"grammar: behind {counted(len(sequence.answer), 'token')} of the answer it allows only excluded "
+                "tokens (control tokens, stop_ids, or beyond vocab_size); change the grammar",
             )
         elif sequence.finished is None:
             sequence.settle()

@@ -191,7 +191,7 @@ class RequestGrammar:
             return f"takes more than {LIMITS.memory / 2**30:g} GiB of memory; make it simpler"
         if number in (signal.SIGSEGV, signal.SIGBUS):
             return "is nested too deeply; make it flatter"
-        return f"its process was ended by {signal.Signals(number).name}"
+        return f"its process was killed by {signal.Signals(number).name}"
 
     def _fail(self, words: str) -> None:
         words = " ".join(words.split())

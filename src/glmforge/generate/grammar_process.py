@@ -151,7 +151,7 @@ def _answer(matcher: "LLMatcher", sample: int, drafts: Sequence[int]) -> bytes:
 
 def _words_of(matcher: "LLMatcher") -> str:
     words = matcher.get_error().partition("<backtrace>")[0].replace("<non-verbose/>", "").rstrip()
-    return "there is no text that follows it" if words.startswith("NoExtension") else words
+    return "no text matches it" if words.startswith("NoExtension") else words
 
 
 @contextmanager

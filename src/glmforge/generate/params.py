@@ -93,7 +93,7 @@ class SamplingParams:
             _check_list(name, getattr(self, name), int, "token ids, such as [17, 4]")
         _check_list("stop", self.stop, str, 'strings, such as ["\\n\\n"]')
         if not all(self.stop):
-            raise RequestError("stop: an empty string is in every text; leave it out")
+            raise RequestError("stop: contains an empty string; remove it")
         if len(self.stop) > MAX_STOPS or any(len(string) > MAX_STOP_LENGTH for string in self.stop):
             raise RequestError(f"stop: give at most {MAX_STOPS} strings of at most {MAX_STOP_LENGTH:,} characters")
         if not isinstance(self.logit_bias, Mapping):
@@ -121,15 +121,15 @@ class SamplingParams:
         named = [*self.logit_bias, *self.banned_tokens, *self.first_tokens, *self.stop_ids]
         for token in named:
             if token >= vocab_size:
-                raise RequestError(f"params: token {token} lies outside the vocabulary of {vocab_size:,}")
+                raise RequestError(f"params: token {token} is outside the vocabulary of {vocab_size:,}")
         if self.vocab_size is not None and self.vocab_size > vocab_size:
             raise RequestError(f"vocab_size: {self.vocab_size:,} is more than the model's {vocab_size:,}")
         limit = vocab_size if self.vocab_size is None else self.vocab_size
         ruled_out = {*self.banned_tokens, *(self.stop_ids if self.min_new_tokens > 1 else ())}
         if self.first_tokens and all(token in ruled_out or token >= limit for token in self.first_tokens):
-            raise RequestError("first_tokens: all of them are banned, beyond vocab_size, or end the answer too early")
+            raise RequestError("first_tokens: all are banned, beyond vocab_size, or end the answer too early")
         if sum(token < limit for token in ruled_out) == limit:
-            raise RequestError(f"banned_tokens: none of the {limit:,} tokens is left to choose")
+            raise RequestError(f"banned_tokens: all {limit:,} tokens are banned")
 
     def _check_grammar(self) -> None:
         for name, kinds in (("json_schema", str | Mapping), ("grammar", str)):
@@ -139,11 +139,11 @@ class SamplingParams:
             if isinstance(value, str) and len(value) > MAX_GRAMMAR:
                 raise RequestError(f"{name}: {len(value):,} characters are more than {MAX_GRAMMAR:,}; shorten it")
         if self.grammar is not None and self.json_schema is not None:
-            raise RequestError("grammar: an answer follows it or json_schema; give one of them")
+            raise RequestError("grammar: cannot be combined with json_schema; pass one of them")
         if self.has_grammar and (self.banned_tokens or self.first_tokens or self.min_new_tokens):
             raise RequestError(
-                "grammar: together with banned_tokens, first_tokens or min_new_tokens it could leave no token to "
-                "choose; give the grammar alone"
+                "grammar: cannot be combined with banned_tokens, first_tokens or min_new_tokens, which could leave "
+                "no token to choose"
             )
 
 
@@ -175,7 +175,7 @@ _LIMITS = {
     "temperature": _Limit(
         float,
         lambda value: value == 0 or _MIN_TEMPERATURE <= value <= MAX_NUMBER,
-        f"0, which takes the likeliest token, or between {_MIN_TEMPERATURE} and {MAX_NUMBER:g}",
+        f"0 (greedy), or between {_MIN_TEMPERATURE} and {MAX_NUMBER:g}",
     ),
     "top_p": _Limit(float, lambda value: 0 < value <= 1, "above 0 and at most 1, which keeps all tokens"),
     "top_k": _Limit(int, lambda number: 0 <= number < 2**31, "0, which keeps all tokens, or a number below 2**31"),
@@ -207,7 +207,7 @@ def _check_list(name: str, values: object, kind: type, words: str) -> None:
 
 def _check_number_of_tokens(name: str, tokens: Sized) -> None:
     if len(tokens) > MAX_TOKENS:
-        raise RequestError(f"{name}: names {len(tokens):,} tokens; give at most {MAX_TOKENS:,}")
+        raise RequestError(f"{name}: names {len(tokens):,} tokens; at most {MAX_TOKENS:,} are allowed")
 
 
 def _shown(value: object) -> str:

@@ -167,7 +167,7 @@ class _Combine(torch.autograd.Function):
         for rows_T, weights_T in zip(_by_choice(inverse_N, weights_TK), weights_TK.to(dtype).unbind(1), strict=True):
             weighted_TD = y_ND.index_select(0, rows_T).to(dtype) * weights_T.unsqueeze(1)
             y_TD = weighted_TD if y_TD is None else y_TD + weighted_TD
-        assert y_TD is not None, "every token has a choice"
+        assert y_TD is not None, "every token has an expert"
         return y_TD.to(y_ND.dtype)
 
     @staticmethod

@@ -152,6 +152,6 @@ class NoLMHeadError(GlmforgeError):
 
     def __init__(self, heads: Iterable[str]) -> None:
         super().__init__(
-            f"the model has no language-model head (model.lm_head is false; it has {', '.join(heads)}): it neither "
-            "generates nor scores text"
+            f"the model has no language-model head (model.lm_head is false; it has {', '.join(heads)}); it cannot "
+            "generate or score text"
         )

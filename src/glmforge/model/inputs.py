@@ -101,7 +101,7 @@ class Routing:
         if shape not in fitting or self.experts_TLK.is_floating_point():
             dtype = str(self.experts_TLK.dtype).removeprefix("torch.")
             expected = " or ".join(map(str, fitting))
-            raise ValueError(f"routing: experts are {dtype} {shape}; give integers {expected}")
+            raise ValueError(f"routing: experts are {dtype} {shape}; pass integers {expected}")
 
 
 @dataclass(frozen=True, eq=False)

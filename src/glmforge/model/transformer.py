@@ -135,7 +135,7 @@ class GlmMoe(nn.Module):
         if config.tie_word_embeddings:
             if self.lm_head is None or self.model.embed_tokens is None:
                 raise ValueError(
-                    "tied embeddings need embedding and head in one section: a pipeline would separate them"
+                    "tied embeddings need embedding and head in one section; a pipeline would separate them"
                 )
             self.lm_head.tie(self.model.embed_tokens)
         for name, num_outputs in config.heads.items() if self.section.last else ():
@@ -214,8 +214,8 @@ class GlmMoe(nn.Module):
             inputs = ModelInputs.whole(inputs, num_mtp_layers=self.config.num_nextn_predict_layers)
         if not inputs.adapters and not self.has_base:
             raise ValueError(
-                "adapters=False asks for the base model, whose weights are not there: the run has no section lora, or "
-                "trains parameters whole (lora.modules_to_save); hold the reference as a model of its own"
+                "adapters=False needs the base model's weights, which are not available: the run has no lora "
+                "section, or trains full parameters (lora.modules_to_save); load the reference as a separate model"
             )
         self.adapters_on = inputs.adapters
         try:
@@ -279,8 +279,8 @@ class GlmMoe(nn.Module):
         next_ids = inputs.next_ids_NT if with_mtp else ()
         if with_mtp and len(next_ids) != self.config.num_nextn_predict_layers:
             raise ValueError(
-                f"inputs hold the tokens of {len(next_ids)} MTP depths, the model has "
-                f"{self.config.num_nextn_predict_layers} MTP layers: give num_mtp_layers, or with_mtp=False"
+                f"inputs hold the tokens of {len(next_ids)} MTP depths, but the model has "
+                f"{self.config.num_nextn_predict_layers} MTP layers; pass num_mtp_layers, or with_mtp=False"
             )
         x_TD = self.embed(inputs.ids_T)
         if self.training and inputs.noise is not None:

@@ -1,7 +1,7 @@
 """The files of a job: its directory, what it is, and what is on record of it. For readers, no scheduler is needed.
 
     jobs/NAME/
-      job.yaml              the description; written once, so that the job can be submitted again as it was
+      job.yaml              the description; written once, so that the job can be resubmitted as it was
       run.yaml              of a training job: the effective configuration
       script.sh             what the scheduler was given
       scheduler-*.log       what the scheduler's shell printed
@@ -64,8 +64,8 @@ class JobDescription(Strict):
     command: list[Value] = Field(min_length=1, description="of every rank")
     directory: YamlPath = Field(description="in which it runs")
     run: YamlPath | None = Field(default=None, description="of a training job: the run's directory")
-    env: dict[VariableName, Value] = Field(default={}, description="of the one who launched it, as far as it is needed")
-    part_of: JobName | None = Field(default=None, description="the sweep or chain that it belongs to")
+    env: dict[VariableName, Value] = Field(default={}, description="of the launching user, where needed")
+    part_of: JobName | None = Field(default=None, description="its sweep or chain")
     task: NonNegativeInt | None = Field(default=None, description="its number in the sweep's array")
     created: Annotated[AwareDatetime, Field(strict=False)]
     launch: LaunchConfig
@@ -127,7 +127,7 @@ class AttemptRecord(FileRecord):
     """One start of all ranks. Numbers count from 1 through all submissions of the job."""
 
     number: PositiveInt
-    submission: str = Field(description="the scheduler's number, or the supervisor's process")
+    submission: str = Field(description="job ID, or the supervisor's process")
     restart: NonNegativeInt = Field(default=0, description="how often the scheduler had started the submission before")
     nodes: list[NodeName]
     spares: list[NodeName] = []
@@ -137,7 +137,7 @@ class AttemptRecord(FileRecord):
     port: int
     began: AwareDatetime
     ended: AwareDatetime | None = None
-    status: int | None = Field(default=None, description="the starter's own; negative: a signal")
+    status: int | None = Field(default=None, description="the starter's exit status; negative: a signal")
     first_step: NonNegativeInt | None = Field(default=None, description="steps done when training began")
     last_step: NonNegativeInt | None = Field(default=None, description="of any rank")
     verdict: Verdict | None = None
@@ -192,7 +192,7 @@ class JobDirectory:
     def read(self) -> JobDescription:
         """Raises `LaunchError` if there is no such job, `ConfigError` if its description is damaged."""
         if not self.description.exists():
-            raise LaunchError(f"{self.root}: is not a job; 'glmforge jobs list' shows those in {self.root.parent}")
+            raise LaunchError(f"{self.root}: is not a job; 'glmforge jobs list' shows the jobs in {self.root.parent}")
         text = read_text(self.description, error=LaunchError)
         value = quick_value(text) or to_value(parse(text, str(self.description)))
         try:

@@ -171,7 +171,7 @@ def last_records(path: Path) -> list[Record]:
     lines = [line for line in _end_lines(path) if line.strip()]
     found = [_decode_line(line) for line in lines]
     if None in found[:-1]:
-        raise RunFileError(f"{shown(path)}: line {lines[found.index(None)][:80]!r} is damaged; delete that line")
+        raise RunFileError(f"{shown(path)}: line {lines[found.index(None)][:80]!r} is corrupt; delete that line")
     return [record for record in found if record is not None]
 
 
@@ -202,9 +202,9 @@ def _whole_lines(path: Path) -> Iterator[tuple[bytes, Record]]:
     try:
         file = open_regular(path)
     except FileNotFoundError as error:
-        raise RunFileError(f"{path}: no such file; give the directory of a run that has trained") from error
+        raise RunFileError(f"{path}: no such file; pass the directory of a run that has trained") from error
     except OSError as error:
-        raise RunFileError(f"{path}: cannot be read ({error.strerror}); put the run's own file back") from error
+        raise RunFileError(f"{path}: cannot be read ({error.strerror}); restore the run's file") from error
     with file:
         number, following = 1, file.readline(_MAX_LINE)
         while following:
@@ -213,7 +213,9 @@ def _whole_lines(path: Path) -> Iterator[tuple[bytes, Record]]:
             if record is not None:
                 yield line, record
             elif following:
-                raise RunFileError(f"{path}: line {number} is not a JSON object; delete that line, the rest is usable")
+                raise RunFileError(
+                    f"{path}: line {number} is not a JSON object; delete that line, the other lines are usable"
+                )
             number += 1
 
 
@@ -259,7 +261,7 @@ def _decode(value: Any) -> Any:
 
 
 def _unwritable(path: Path, error: OSError) -> RunFileError:
-    return RunFileError(f"{path}: cannot be written ({error.strerror}); free space or fix its permissions")
+    return RunFileError(f"{path}: cannot be written ({error.strerror}); free some space or fix its permissions")
 
 
 def summary_writer_class() -> "type[SummaryWriter]":

@@ -59,7 +59,7 @@ def _copies(tensor: Tensor, world: World | None) -> int:
     if world is not None:
         return num_copies(tensor, world.layout)
     if splits_of(tensor):
-        raise ValueError("the norm of sharded gradients needs the world they are sharded over")
+        raise ValueError("the norm of sharded gradients needs their world")
     return 1
 
 

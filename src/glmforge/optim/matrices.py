@@ -170,7 +170,7 @@ def spreads_of(parameter: Tensor, num_fused: int, layout: Layout, rank: int) -> 
     """
     shape, union = tuple(parameter.shape), union_of(parameter)
     if len(shape) not in (2, 3):
-        raise ValueError(f"Muon and LAMB train matrices and stacks of them, not a parameter of shape {list(shape)}")
+        raise ValueError(f"Muon and LAMB train matrices and stacks of matrices, not a parameter of shape {list(shape)}")
     ranks = union_ranks(layout, rank, union)
     return _spreads(shape, num_fused, splits_of(parameter), union, layout, ranks), ranks.index(rank)
 

@@ -59,4 +59,4 @@ def _warmup_tokens(config: RunConfig) -> int:
 
 def _refuse_longer(warmup: int, total: int, unit: str) -> None:
     if warmup > total:
-        raise ConfigError(f"optim.warmup_{unit}: {warmup:,} is more than the {total:,} {unit} of the run: shorten it")
+        raise ConfigError(f"optim.warmup_{unit}: {warmup:,} is more than the {total:,} {unit} of the run; shorten it")

@@ -286,7 +286,7 @@ def parse_trace(text: bytes) -> list[dict[str, Any]]:
     try:
         events: list[dict[str, Any]] = json.loads(re.sub(rb'":\s*(?=[,}])', b'": ""', text))["traceEvents"]
     except ValueError as error:
-        warnings.warn(f"torch.profiler's trace is no JSON ({error}): communication is not timed", stacklevel=2)
+        warnings.warn(f"torch.profiler's trace is not valid JSON ({error}); communication is not timed", stacklevel=2)
         return []
     return events
 

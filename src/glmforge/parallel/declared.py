@@ -28,7 +28,7 @@ def check_declared(model: GlmMoe, table: ParameterTable) -> None:
         _check(row, "shape", row.shape, tuple(tensor.shape))
         _check(row, "trained", row.trained, name in parameters)
     if missing := [row.name for row in _rows_of(model, table) if row.name not in tensors]:
-        raise WrongRowError(f"{missing[0]}: is declared, but the model has no such parameter; remove its row")
+        raise WrongRowError(f"{missing[0]}: declared, but the model has no such parameter; remove its row")
 
 
 def _check(row: Parameter, what: str, declared: object, actual: object) -> None:

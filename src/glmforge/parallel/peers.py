@@ -129,10 +129,10 @@ class Peers:
         asking.join(GRACE_S * 2)
         lost = found[0] if found else self._without_store(ended)
         if lost is None:
-            lost = f"another rank was lost, and it is not known which ({_first_line(error)})"
+            lost = f"another rank failed, rank unknown ({_first_line(error)})"
         return PeerLostError(
-            f"{lost}; rank {self.rank} on {self._me.process.host} ends with it. Start the run again: it goes on from "
-            "the last checkpoint"
+            f"{lost}; rank {self.rank} on {self._me.process.host} exits with it. Run it again to resume from the "
+            "last checkpoint"
         )
 
     def _ask_store(self, found: list[str | None]) -> None:
@@ -183,7 +183,7 @@ class Peers:
         if ended is not None:
             return _was_killed(ended)
         if self._kept_by_rank_zero and self.rank != 0:
-            return f"{self._main} was lost: it cannot be reached any more"
+            return f"{self._main} was lost: it is unreachable"
         return None
 
     def _roll_call(self) -> str | None:
@@ -194,7 +194,7 @@ class Peers:
             return None
         named = [str(Peer.model_validate_json(self._store.get(f"who/{rank}"))) for rank in absent[:_NAMED]]
         more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
-        return f"{', '.join(named)}{more} gave no answer: lost with the machine, or hanging"
+        return f"{', '.join(named)}{more} did not answer: its machine is down, or it hangs"
 
     def _watch(self, neighbour: Peer) -> None:
         while not self._stop.wait(_WATCH_EVERY_S):
@@ -210,7 +210,7 @@ class Peers:
 
 
 def _was_killed(peer: Peer) -> str:
-    how = "it ended without a word, as when it is killed, or crashes, or memory runs out"
+    how = "it exited without a message: killed, crashed, or out of memory"
     return f"{peer} was lost: {how}{peer.see_log}"
 
 

@@ -132,8 +132,8 @@ def join_world(
     size = launch.world_size
     if layout.world_size != size:
         raise ConfigError(
-            f"parallel: the layout has {layout.world_size} ranks, but the launcher started {size}; "
-            "set dp_shard: auto or start the right number of processes"
+            f"parallel: the layout has {layout.world_size} ranks, but the launcher started {size}; set dp_shard: "
+            f"auto, or start {layout.world_size} processes"
         )
     if size == 1:
         yield World(0, 1, default_device(), layout)

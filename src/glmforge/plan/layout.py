@@ -113,7 +113,7 @@ def with_assumed_steps(config: RunConfig) -> tuple[RunConfig, list[str]]:
     How long those are only the data tell, which a plan does not read.
     """
     lines = [
-        f"phase {phase.name}: how many steps {phase.epochs:g} epochs are, only the data tell; planned as "
+        f"phase {phase.name}: the number of steps in {phase.epochs:g} epochs depends on the data; planned as "
         f"{STEPS_FOR_EPOCHS:,} steps"
         for phase in config.phases
         if phase.epochs is not None

@@ -37,7 +37,7 @@ def check_fit(
         if missing is None:
             continue
         if index == 0 and not force:
-            raise ConfigError(f"{missing}; to start it nevertheless, give --force")
+            raise ConfigError(f"{missing}; pass --force to start anyway")
         if launch.is_main:
             logger.warning("%s", missing)
 

@@ -76,7 +76,7 @@ def write_plan(report: PlanReport, out: Path) -> Path:
 def check_suffix(out: Path) -> None:
     """Raises `ConfigError` for a name that is no page's."""
     if out.suffix != ".html":
-        raise ConfigError(f"--page: {out}: does not end in .html; name it by what it is")
+        raise ConfigError(f"--page: {out}: must end in .html")
 
 
 def variations_as_json(report: PlanReport) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def _pareto(report: PlanReport) -> list[Table]:
         for candidate in report.search.pareto
     ]
     columns = ["layout", "peak, GB", "step", "tokens/s", "MFU"]
-    return [make_table("Layouts that no other beats in both", columns, rows)]
+    return [make_table("Layouts on the Pareto front", columns, rows)]
 
 
 def _levers(report: PlanReport) -> Table:
@@ -203,7 +203,7 @@ def _levers(report: PlanReport) -> Table:
         for lever in report.levers
     ]
     columns: list[str | Column] = ["change", "saves", "of a step", Column("costs"), Column("settings")]
-    return make_table("What would make it shorter", columns, rows, note="Each change alone; savings do not add up.")
+    return make_table("What would make it faster", columns, rows, note="Each change alone; savings do not add up.")
 
 
 def _cost(report: PlanReport) -> Table:
@@ -218,20 +218,20 @@ def _cost(report: PlanReport) -> Table:
         rows.append([*cells, *times, f"{hours:,.0f}"])
     columns = ["phase", "tokens", "undisturbed", "goodput", "with failures", "GPU-hours"]
     return make_table(
-        "Phases", columns, rows, note="Goodput is the share of time that failures, restarts and lost work leave."
+        "Phases", columns, rows, note="Goodput is the fraction of time left after failures, restarts and lost work."
     )
 
 
 def _layout(report: PlanReport) -> Table:
     rows = [(axis, f"{size:,}", meaning) for axis, size, meaning in axis_rows(report.layout)]
-    return make_table("Layout", ["axis", Column("ranks", number=True), Column("what they are")], rows)
+    return make_table("Layout", ["axis", Column("ranks", number=True), Column("description")], rows)
 
 
 def _nodes(report: PlanReport) -> list[Table]:
     if not report.nodes:
         return []
     better = advice(report.nodes)
-    note = f"{nodes_title(report)}, and the seconds of that alone on the link."
+    note = f"{nodes_title(report)}, and the seconds it takes on the link alone."
     return [
         make_table(
             "Between nodes", list(NODE_COLUMNS), node_rows(report), note=note + (f" Take {better}." if better else "")
@@ -259,9 +259,9 @@ def _traffic(report: PlanReport) -> Table:
     ]  # fmt: skip
     return make_table(
         "Traffic", columns, rows,
-        note=f"Of a rank of pipeline place {report.step.slowest}, which works longest, in a step: bytes of its "
-        "collectives, what of them it sends over NVLink and over the network, what all ranks of a node receive from "
-        "other nodes, and what the links take for it, hidden behind computation or not.",
+        note=f"For a rank of pipeline stage {report.step.slowest}, the slowest, per step: bytes of its collectives, "
+        "the part sent over NVLink and over the network, what all ranks of a node receive from other nodes, and the "
+        "link time, overlapped or not.",
     )  # fmt: skip
 
 

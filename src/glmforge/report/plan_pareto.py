@@ -23,7 +23,7 @@ def draw_pareto(report: PlanReport) -> Figure | None:
         others = found.ranked[:: len(found.ranked) // _MOST_POINTS + 1]
         axes.plot(*_places(others), linestyle="none", marker="o", markersize=2.5, color=MUTED, alpha=0.45, label="fits")
         best = found.pareto
-        axes.plot(*_places(best), marker="o", markersize=4.5, color=SERIES[0], label="beaten by none")
+        axes.plot(*_places(best), marker="o", markersize=4.5, color=SERIES[0], label="Pareto front")
         place = [report.memory.estimate.peak / 1e9], [report.step.seconds]
         axes.plot(*place, linestyle="none", marker="D", color=SERIES[1], label="this plan")
         axes.axvline(found.memory_limit / 1e9, color=INK, linewidth=0.8, linestyle=(0, (3, 2)))
@@ -35,9 +35,7 @@ def draw_pareto(report: PlanReport) -> Figure | None:
         axes.margins(x=0.03, y=0.08)
         draw_legend(axes)
         svg = to_svg(canvas, "pareto")
-    caption = (
-        f"{found.num_fitting:,} of {found.num_layouts:,} layouts fit; the dashed line is the memory that they may need."
-    )
+    caption = f"{found.num_fitting:,} of {found.num_layouts:,} layouts fit; the dashed line is the available memory."
     return Figure("Layouts: time against memory", caption, svg, wide=True)
 
 

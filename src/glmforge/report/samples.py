@@ -12,7 +12,7 @@ from glmforge.observe.run import RunLog
 
 _MAX_SHOWN, _MAX_EARLIER = 24, 8
 _PROMPT_CHARACTERS = 2000
-_ENDS = {"stop": "ended by itself", "length": "cut at max_new_tokens"}
+_ENDS = {"stop": "stopped", "length": "cut at max_new_tokens"}
 
 
 @dataclass(frozen=True)

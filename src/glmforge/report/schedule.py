@@ -162,7 +162,7 @@ def _reckoned(config: RunConfig) -> Draws:
     from glmforge.data.tokens.shards import TokenShard
 
     if not config.data.tokenizer.is_dir():
-        raise DataError(f"data.tokenizer: {config.data.tokenizer}: no such directory, and the shards are there already")
+        raise DataError(f"data.tokenizer: {config.data.tokenizer}: no such directory, although the shards exist")
     shards = {source.name: TokenShard(source.path) for source in config.data.sources}
     draws: Draws = {phase.name: {} for phase in config.phases}
     tokens = {phase.name: phase.num_samples * phase.seq_len for phase in config.phases}

@@ -48,7 +48,7 @@ def _losses(view: SweepView) -> Figure | None:
         _limit(axes, [run.losses for _, run in shown])
         _legend(axes)
         svg = finish()
-    left_out = f" The {len(curves) - len(shown):,} worst are left out." if len(shown) < len(curves) else ""
+    left_out = f" The {len(curves) - len(shown):,} worst are not shown." if len(shown) < len(curves) else ""
     caption = f"Training loss of every run, long ones smoothed; in colour the best by {view.measure}.{left_out}"
     return Figure("Loss of all points", caption, svg, wide=True)
 
@@ -70,8 +70,8 @@ def _parallel(view: SweepView) -> Figure | None:
         _legend(axes)
         svg = finish()
     better = "high" if view.larger_is_better else "low"
-    caption = f"Each line is a run: its settings, then its {view.measure}, of which {better} is good."
-    return Figure("Settings and what came of them", caption, svg, wide=True)
+    caption = f"Each line is a run: its settings, then its {view.measure} ({better} is better)."
+    return Figure("Settings and results", caption, svg, wide=True)
 
 
 class _Scale:

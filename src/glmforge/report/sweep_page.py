@@ -13,7 +13,7 @@ from glmforge.report.sweep_view import SweepView
 def write_sweep_page(view: SweepView, out: Path) -> Path:
     """Write the page to `out`, which it returns. Raises `ConfigError` for a suffix other than .html."""
     if out.suffix != ".html":
-        raise ConfigError(f"--out {out}: does not end in .html; name it by what it is")
+        raise ConfigError(f"--out {out}: must end in .html")
     with needed_for("sweep page: drawing"):
         from glmforge.report.sweep_figures import draw_sweep
     columns = [Column("Run"), *(Column(title, number) for title, number in view.columns)]
@@ -26,5 +26,5 @@ def write_sweep_page(view: SweepView, out: Path) -> Path:
 def _note(view: SweepView) -> str:
     known = [run for run in view.runs if run.measure is not None and math.isfinite(run.measure)]
     missing = len(view.runs) - len(known)
-    rest = f"; {missing} without it come last" if missing else ""
-    return f"The best first, by {view.measure}{rest}."
+    rest = f"; {missing} without it are last" if missing else ""
+    return f"Best first, by {view.measure}{rest}."

@@ -76,7 +76,7 @@ def _of_priority(hooks: Sequence[HookT], priorities: dict[str, Priority]) -> lis
         sorter.prepare()
     except CycleError as error:
         names = " -> ".join(f"'{hooks[index].name}'" for index in error.args[1])
-        raise HookOrderError(f"hooks name each other in a circle ({names}); change `after`") from error
+        raise HookOrderError(f"hooks form a cycle ({names}); change `after`") from error
     order: list[HookT] = []
     waiting: list[int] = []
     while sorter.is_active():
@@ -90,7 +90,9 @@ def _of_priority(hooks: Sequence[HookT], priorities: dict[str, Priority]) -> lis
 def _check(hook: Ordered, name: str, priorities: dict[str, Priority]) -> None:
     if name not in priorities:
         there = ", ".join(f"'{known}'" for known in priorities if known != hook.name)
-        raise HookOrderError(f"hook '{hook.name}' comes after '{name}', which this run does not have; it has {there}")
+        raise HookOrderError(
+            f"hook '{hook.name}' comes after '{name}', which this run does not have; available: {there}"
+        )
     if priorities[name] > hook.priority:
         raise HookOrderError(
             f"hook '{hook.name}' comes after '{name}', but its priority {hook.priority.name} is before "

@@ -81,7 +81,7 @@ class Shortage:
     def words(self) -> str:
         held = f"weights {gigabytes(self.weights)}, gradients {gigabytes(self.gradients)}"
         held += f", optimizer state {gigabytes(self.optimizer)}"
-        used = f"at most {gigabytes(self.peak)} of {gigabytes(self.capacity)} were in use"
+        used = f"at most {gigabytes(self.peak)} of {gigabytes(self.capacity)} in use"
         return f"rank {self.rank}, phase '{self.phase}', {self.moment}: {held}; {used}"
 
 

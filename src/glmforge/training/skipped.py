@@ -29,5 +29,5 @@ def recall_skipped(root: Path) -> tuple[dict[str, list[Range]], int]:
         return {}, 0
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFileError(
-            f"{path}: cannot be understood ({error}); restore it, or delete it to forget the skipped samples"
+            f"{path}: unreadable ({error}); restore it, or delete it to forget the skipped samples"
         ) from error

@@ -149,8 +149,8 @@ class BatchSource(Protocol):
         """
         if any(files):
             raise CheckpointError(
-                "the checkpoint holds state files of its source of batches, and this run's source takes none; resume "
-                "with the stage that saved it, or begin a new run from its weights (init_from)"
+                "the checkpoint has state files of its batch source, but this run's source loads none; resume with "
+                "the stage that saved it, or start a new run from its weights (init_from)"
             )
 
     @property

@@ -213,7 +213,7 @@ class Trainer:
     @property
     def phase(self) -> Phase:
         """How the last batch was trained on, or is being; there is none before the first step."""
-        assert self._phase is not None, "no step has been taken"
+        assert self._phase is not None, "no step was run"
         return self._phase
 
     @contextmanager
@@ -344,10 +344,12 @@ class Trainer:
         self._check_divergence()
         if "interrupt" in result.votes:
             raise Interrupted(
-                f"{self.config.name}: interrupted after step {self.state.step:,}; saved, the same command resumes there"
+                f"{self.config.name}: interrupted after step {self.state.step:,}; saved, run it again to resume"
             )
         if "preempt" in result.votes:
-            raise Preempted(f"{self.config.name}: preempted after step {self.state.step:,}; saved, start it again")
+            raise Preempted(
+                f"{self.config.name}: preempted after step {self.state.step:,}; saved, run it again to resume"
+            )
         self._ends = "stop" in result.votes
 
     def _on_gradients(self) -> None:
@@ -368,7 +370,7 @@ class Trainer:
         left = self.state
         if not any(hook.restore(self, back.before_step) for hook in self.hooks):
             raise DivergedError(
-                f"step {left.step}: the loss spiked before there was a checkpoint to go back to; lower optim.lr, or "
+                f"step {left.step}: the loss spiked before the first checkpoint to roll back to; lower optim.lr, or "
                 "save more often (checkpoint.ephemeral_every_steps)"
             )
         self.leave_out(left.skipped, left.rollbacks)
@@ -380,15 +382,15 @@ class Trainer:
         if self.state.nonfinite_steps > allowed:
             raise DivergedError(
                 f"step {self.state.step}: loss or gradient is not finite (skipped {self.state.nonfinite_steps} in a "
-                f"row, fault_tolerance.max_nonfinite_steps = {allowed}); lower optim.lr, or look at the batch"
+                f"row, fault_tolerance.max_nonfinite_steps = {allowed}); lower optim.lr, or check the batch"
             )
 
 
 def _check_extra(name: str, model: ExtraModel, data_ranks: int) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in RESERVED_PREFIXES:
-        raise ValueError(f"extra_models: '{name}' cannot name a model; use lower-case letters, such as critic")
+        raise ValueError(f"extra_models: '{name}' is not a valid model name; use lower-case letters, such as critic")
     if model.backend.world.layout.data_ranks != data_ranks:
         raise ValueError(
-            f"extra_models: '{name}' is on {model.backend.world.layout.data_ranks} data ranks and the main model on "
-            f"{data_ranks}; both train on the same batches, so set parallel alike"
+            f"extra_models: '{name}' is on {model.backend.world.layout.data_ranks} data ranks, but the main model on "
+            f"{data_ranks}; both train on the same batches, so use the same parallel settings"
         )

@@ -48,17 +48,19 @@ class Matching(Strict):
     """When a text is said to hold an item."""
 
     run_words: int = Field(
-        default=13, ge=2, description="consecutive words that prove contamination; shorter items must occur whole"
+        default=13,
+        ge=2,
+        description="consecutive words that count as contamination; shorter items must occur completely",
     )
     seed_words: int = Field(default=6, ge=2, le=32, description="words per n-gram in the search for runs and shares")
     min_words: int = Field(
-        default=8, ge=1, description="items with fewer words are not searched for: many texts contain them by chance"
+        default=8, ge=1, description="shorter items are not searched for, since many texts contain them by chance"
     )
     share: float = Field(
         default=0.5,
         gt=0,
         le=1,
-        description="share of an item's words, in n-grams shared with one stretch of text, that proves contamination",
+        description="fraction of an item's words, in n-grams shared with one passage, that counts as contamination",
     )
     edited: float = Field(
         default=0.2,
@@ -69,10 +71,10 @@ class Matching(Strict):
     common_items: int = Field(
         default=10,
         ge=1,
-        description="n-grams that occur in more items than this count as boilerplate and prove nothing",
+        description="n-grams in more items than this count as boilerplate and are ignored",
     )
     ignore: Annotated[tuple[YamlPath, ...], Field(strict=False)] = Field(
-        default=(), description="text files whose n-grams prove nothing: licences, famous texts that items quote"
+        default=(), description="text files whose n-grams are ignored: licences, famous texts that items quote"
     )
 
     def check(self) -> None:
@@ -191,8 +193,8 @@ class Contamination:
         if not any(summary.num_searchable for summary in summaries):
             names = ", ".join(summary.name for summary in summaries)
             raise DataError(
-                f"evaluation sets {names}: no item has {matching.min_words} words that are evidence: list longer "
-                "fields under 'fields', or lower min_words"
+                f"evaluation sets {names}: no item has {matching.min_words} searchable words; list longer fields "
+                "under 'fields', or lower min_words"
             )
         named = [(passage.item, passage.field) for passage in passages]
         return Contamination(matching, items, named, index, edited, run, least, summaries)

@@ -51,8 +51,8 @@ class EvaluationSet(Strict):
     path: YamlPath = Field(description="file (.jsonl[.gz|.zst], .json, .csv, .parquet, .zip of these) or directory")
     fields: Annotated[tuple[str, ...], Field(strict=False)] = Field(
         default=(),
-        description="fields to search for, each by itself; 'question+choices' joins two, and is used for items whose "
-        "single fields are too short; empty: chosen from the fields that the records have",
+        description="fields to search for, each separately; 'question+choices' joins two, for items whose single "
+        "fields are too short; empty: chosen from the records' fields",
     )
 
 
@@ -88,9 +88,9 @@ def read_items(evaluation_set: EvaluationSet) -> list[Item]:
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zstandard.ZstdError, pa.ArrowException) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{path}: not readable as an evaluation set ({error}): is the file whole?") from error
+        raise DataError(f"{path}: not readable as an evaluation set ({error}); is the file complete?") from error
     if not items:
-        raise DataError(f"{path}: evaluation set '{evaluation_set.name}' has no items: give {KINDS} that has some")
+        raise DataError(f"{path}: evaluation set '{evaluation_set.name}' has no items; pass {KINDS} with items")
     return items
 
 

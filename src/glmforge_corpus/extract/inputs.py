@@ -42,9 +42,9 @@ PERMISSIVE_LICENCES = (
 class Input(Strict):
     """One source of documents."""
 
-    source: str = Field(min_length=1, description="name of the source; documents carry it, ids begin with it")
+    source: str = Field(min_length=1, description="name of the source; stored with documents, and prefix of their IDs")
     path: YamlPath = Field(description="a file, a directory (read recursively), or a pattern such as crawl/*.warc.gz")
-    format: Literal["auto"] | Format = Field(default="auto", description="auto: by the file's name")
+    format: Literal["auto"] | Format = Field(default="auto", description="auto: by file name")
     text_field: str = Field(default="text", description="jsonl, parquet: the field that holds the text")
     id_field: str | None = Field(default=None, description="jsonl, parquet: the field that holds the id")
     metadata: list[str] = Field(
@@ -97,7 +97,7 @@ def list_files(source: Input) -> list[SourceFile]:
         found = [_file(path, root, source) for top in paths for path in _walk(top)]
         files = [file for file in found if file is not None]
     if not files:
-        raise DataError(f"{source.path}: no file of a known format: set 'format', or give other files")
+        raise DataError(f"{source.path}: no files of a known format; set 'format', or pass other files")
     return sorted(files, key=lambda file: file.name)
 
 

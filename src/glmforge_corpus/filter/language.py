@@ -41,12 +41,12 @@ class Language(Block):
     keep: tuple[str, ...] | None = Field(
         default=None,
         strict=False,
-        description="ISO 639 codes of the languages to keep, and 'code' for programs; all if absent",
+        description="ISO 639 codes of the languages to keep, and 'code' for programs; default: all",
     )
     min_score: float = Field(default=0.0, ge=0, le=1, description="minimum probability of the detected language")
     code: bool | Literal["names"] = Field(
         default=True,
-        description="detect programs as language 'code' first, by file name and text, or by file 'names' alone",
+        description="detect programs as language 'code' first, by file name and text, or by file 'names' only",
     )
     slices: int = Field(default=6, ge=1, le=64, description="number of slices read of a longer text")
     slice_bytes: int = Field(default=150, ge=16, le=1 << 16, description="bytes per slice")
@@ -59,7 +59,7 @@ class Language(Block):
             if code not in known:
                 near = difflib.get_close_matches(code, sorted(known), 1)
                 hint = f"did you mean '{near[0]}'?" if near else "give ISO 639 codes such as en, zh, de, or code"
-                raise DataError(f"language.keep (--languages): no language '{code}' is known: {hint}")
+                raise DataError(f"language.keep (--languages): unknown language '{code}': {hint}")
         return self
 
     def process(self, batch: DocumentBatch) -> Outcome:

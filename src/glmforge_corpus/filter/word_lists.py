@@ -87,7 +87,7 @@ class WordLists:
             bits[phrase] = _ALLOWED
         self.terms = _spellings(bits)
         if not any(term.languages != _ALLOWED for term in self.terms):
-            raise DataError("word lists: no terms: give a directory with a file per language, one term per line")
+            raise DataError("word lists: no terms; pass a directory with a file per language, one term per line")
         self._database = hyperscan.Database()
         patterns = [_pattern(term) for term in self.terms]
         numbers, flags = list(range(len(patterns))), [hyperscan.HS_FLAG_CASELESS] * len(patterns)
@@ -254,10 +254,10 @@ def load_word_lists(path: Path, allowed: tuple[str, ...] = ()) -> WordLists:
     Raises:
         DataError: there are none, or a file is not UTF-8.
     """
-    hint = "give a directory with a file per language code (en, zh ...), one term per line"
+    hint = "pass a directory with a file per language code (en, zh ...), one term per line"
     files = sorted(file for file in path.iterdir() if _is_list(file)) if path.is_dir() else [path]
     if not path.exists() or not files:
-        raise DataError(f"{path}: no word lists there: {hint}")
+        raise DataError(f"{path}: no word lists: {hint}")
     lists: dict[str, list[str]] = {}
     for file in files:
         try:

@@ -84,11 +84,11 @@ def _again(
         deaths[part] += 1
         if part and deaths[part] >= _DEATHS:
             lost[part] = f"the process that read it died {deaths[part]} times ({how})"
-            _log.warning("%s: %s: put aside", part, lost[part])
+            _log.warning("%s: %s: quarantined", part, lost[part])
         elif alone and not part:
             raise DataError(
-                f"{planned.step.name}: task {task} died twice, the second time run on its own ({how}): give it more "
-                f"memory, or check what it reads: {planned.step.reads(task)}"
+                f"{planned.step.name}: task {task} died twice, the second time alone ({how}); give it more memory, "
+                f"or check its input: {planned.step.reads(task)}"
             )
         died = attempt(replace(planned, lost={task: lost}), [task])
         if not died:

@@ -47,7 +47,7 @@ class LocalExecutor(Executor):
             how = self._bury_pool()
             died = begun(planned, tasks)
             if not died:
-                raise DataError(f"{planned.step.name}: worker processes die before they start ({how})") from error
+                raise DataError(f"{planned.step.name}: worker processes die at startup ({how})") from error
             return dict.fromkeys(died, how)
         return {}
 
@@ -111,7 +111,7 @@ def _way_to_die(exit_code: int | None) -> str:
     if exit_code is None or exit_code >= 0:
         return f"exit status {exit_code}"
     name = signal.Signals(-exit_code).name if -exit_code in set(signal.Signals) else "unknown"
-    why = ", as for want of memory" if -exit_code == signal.SIGKILL else ""
+    why = ", probably out of memory" if -exit_code == signal.SIGKILL else ""
     return f"signal {-exit_code}, {name}{why}"
 
 

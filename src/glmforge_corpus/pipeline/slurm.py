@@ -56,8 +56,8 @@ class SlurmExecutor(Executor):
         self._failed_launches += 1
         told = f"{planned.step.name}: Slurm could not launch job {job} on its node"
         if self._failed_launches >= MAX_LAUNCHES:
-            raise DataError(f"{told}, as {MAX_LAUNCHES - 1} others: see the log of slurmd there, then run this again")
-        _log.warning("%s; it is submitted again", told)
+            raise DataError(f"{told}, nor {MAX_LAUNCHES - 1} others; see the slurmd log there, then run this again")
+        _log.warning("%s; resubmitting", told)
 
     def _deaths(self, planned: PlannedStep, waiting: set[int], num_tasks: int, log_dir: Path) -> dict[int, str]:
         """The tasks whose processes were killed, unless Slurm itself ended them: a limit of time is no fault of a file.
@@ -105,7 +105,7 @@ class SlurmExecutor(Executor):
         try:
             submission.run()
         except (OSError, subprocess.CalledProcessError) as error:
-            raise DataError(f"executors.slurm: sbatch rejected the job and said why above ({error})") from error
+            raise DataError(f"executors.slurm: sbatch rejected the job, see its message above ({error})") from error
         return str(submission.job_id)
 
     def __exit__(self, *error: object) -> None:

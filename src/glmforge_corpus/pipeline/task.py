@@ -57,7 +57,7 @@ class PlannedStep:
         try:
             return json.loads(path.read_bytes())  # type: ignore[no-any-return]
         except (OSError, ValueError) as error:
-            raise DataError(f"{path}: cannot be read ({error}): remove its directory, and run again") from error
+            raise DataError(f"{path}: cannot be read ({error}); remove its directory, and run again") from error
 
     def is_damaged(self, task: int, *, released: bool) -> bool:
         """Whether a file of a finished task is gone or has another size; `released` ones may be gone."""

@@ -32,7 +32,7 @@ class Sample(Stage):
     @model_validator(mode="after")
     def _check_size(self) -> Self:
         if (self.fraction is None) == (self.documents is None):
-            refuse("fraction", "give either a fraction or a number of documents")
+            refuse("fraction", "set either a fraction or a number of documents")
         return self
 
     def steps(self, context: StageContext) -> list[Step]:

@@ -115,7 +115,7 @@ class Problems(Stage):
             if not given:
                 refuse(field, f"name at least one of {', '.join(map(str, known))}")
             if len(set(given)) < len(given):
-                refuse(field, "has a name twice: give each once")
+                refuse(field, "has a duplicate name; list each once")
         return self
 
     def check(self) -> Self:

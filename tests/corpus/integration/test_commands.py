@@ -174,7 +174,7 @@ def test_inputs_of_one_name_have_names_of_their_own(run, tmp_path):
         ),
         (["dedup", "corpus.jsonl", "--against", "nowhere"], DataError, r"--against nowhere: not the output of"),
         (["decontaminate", "corpus.jsonl", "--against", "none.jsonl"], DataError, r"none.jsonl"),
-        (["sample", "corpus.jsonl"], ConfigError, r"^--fraction: give either a fraction or a number of documents"),
+        (["sample", "corpus.jsonl"], ConfigError, r"^--fraction: set either a fraction or a number of documents"),
         (["sample", "corpus.jsonl", "--documents", "2", "--by", "id"], ConfigError, r"^--by: should be 'all', "),
         (["augment", "corpus.jsonl", "--operation", "rhyme=1"], ConfigError, r"^--operation: should be 'metadata', "),
         (

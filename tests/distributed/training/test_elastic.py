@@ -106,8 +106,8 @@ def test_a_run_from_other_weights_says_so(base: Path, alone: Path, tiny_data: Ti
     config = tiny_data.run_config(tmp_path / "run", **(sections(base, {}, base / "fisher") | {"init_from": None}))
     train(config)
     told = [event["event"] for event in read_jsonl(config.output_dir / "events.jsonl")]
-    assert "pulled elsewhere" in told
-    assert "pulled elsewhere" not in [event["event"] for event in read_jsonl(alone / "events.jsonl")]
+    assert "different weights" in told
+    assert "different weights" not in [event["event"] for event in read_jsonl(alone / "events.jsonl")]
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_the_report_says_where_the_rank_was(hang: tuple[Path, str], rank: int, d
     report = path.read_text()
     for line in (f"rank: {rank} of 2", "steps done: 2", "phase: main", "last sign of life: on_step_start"):
         assert f"\n{line}\n" in report
-    stacks, collectives = report.split("== Python stacks ==")[1].split("== collectives that have not ended ==")
+    stacks, collectives = report.split("== Python stacks ==")[1].split("== unfinished collectives ==")
     assert doing in stacks
     assert "in compute" in stacks
     open_ones = [line for line in collectives.splitlines() if line.startswith("gloo:")]
@@ -145,7 +145,7 @@ def test_what_was_busy_and_hangs_ends_both(tmp_path: Path) -> None:
     assert re.search(r"rank 1 hangs: no sign of life for \d+ s, since evaluation, batch 7 of 9; ending it", ended)
     ((_, _, detail),) = events(tmp_path)
     of_rank_1 = r"rank 1's, \d+ s ago: evaluation, batch 7 of 9"
-    assert re.search(f"since on_step_start; the last of any rank was {of_rank_1}; see", detail)
+    assert re.search(f"since on_step_start; last progress of any rank: {of_rank_1}; see", detail)
     (report,) = (tmp_path / "hangs").glob("*-rank-00000.txt")
     assert re.search(f"\nlast sign of any rank: {of_rank_1}\n", report.read_text())
 

@@ -93,7 +93,7 @@ def test_pack(run, corpus, tokenizer_dir, tmp_path):
     )
     assert "already stored, verified in" in run("pack", "data/x", "--seq-len", longest + 1, "--out", "packed").output
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match="delete it, and it is built again"):
+    with pytest.raises(DataError, match="delete it to rebuild it"):
         run("pack", "data/x", "--seq-len", longest + 1, "--out", "packed")
 
 

@@ -125,7 +125,7 @@ def test_phases_keep_their_place() -> None:
     moved = run_config()
     new = {**moved["phases"][2], "name": "new"}
     assert check_compatible(run_config(), {**moved, "phases": [*moved["phases"], new]}, SAMPLES) == [
-        "phases.new was not there and is there: name and place of a phase are part of its order of samples"
+        "phases.new was not there and is there: name and position of a phase determine its order of samples"
     ]
     with pytest.raises(CheckpointError, match=r"phases\.second was phase 2 and is phase 3 .*new phases go to the end"):
         check_compatible(run_config(), {**moved, "phases": [moved["phases"][0], new, *moved["phases"][1:]]}, SAMPLES)

@@ -177,7 +177,7 @@ def test_a_newest_one_that_is_damaged_is_passed_over(root: Path, disks: Path, da
     damage(disks)
     assert collect(root, disks).path.name == "step-00000010"
     assert_published(root, 10)
-    assert re.search(r"step 20 was not collected \(node1: .*\); taking an older one", caplog.text)
+    assert re.search(r"step 20 was not collected \(node1: .*\); trying an older one", caplog.text)
     assert all(local(disks, node, 20).exists() for node in (0, 1))
 
 

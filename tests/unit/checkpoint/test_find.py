@@ -41,7 +41,7 @@ def test_a_directory_may_have_such_a_name(run: Path) -> None:
     [
         ("@4", "run@4: there is no step-00000004 in"),
         ("-2@4", "run-2 has no checkpoints"),
-        ("-2", "run-2: no such directory; give a run, a checkpoint or an export"),
+        ("-2", "run-2: no such directory; pass a run, a checkpoint or an export"),
         ("/..", "holds neither checkpoints nor a Hugging Face model"),
     ],
 )

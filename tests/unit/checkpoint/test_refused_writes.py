@@ -53,7 +53,7 @@ def test_full_disk(small_disk):
     ("large", "field"),
     [
         ({"mixtures": {"seen": [], "buffer": LONG}}, "'mixtures.buffer': return large state of the batch source from"),
-        ({"hooks": {"spikes": {"losses": LONG}}}, "'hooks.spikes': keep less in that hook's state_dict()"),
+        ({"hooks": {"spikes": {"losses": LONG}}}, "'hooks.spikes': store less in that hook's state_dict()"),
         ({"tokenizer_fingerprint": LONG}, "'tokenizer_fingerprint': make it smaller"),
     ],
     ids=["source", "hook", "other"],

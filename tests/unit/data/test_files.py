@@ -20,7 +20,7 @@ from glmforge.errors import DataError
 @pytest.mark.parametrize(
     ("code", "advice"),
     [
-        (errno.ENOSPC, "free space there or choose another place"),
+        (errno.ENOSPC, "free some space or choose another path"),
         (errno.EDQUOT, "free space within your quota"),
         (errno.EACCES, "make it accessible to this user"),
         (errno.EPERM, "make it accessible to this user"),

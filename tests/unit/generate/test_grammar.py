@@ -95,7 +95,7 @@ def test_what_may_follow_drafted_tokens(tokenizer: Tokenizer, monkeypatch: pytes
     [
         ({"json_schema": "{"}, "json_schema: "),
         ({"json_schema": {"type": "nothing"}}, "json_schema: "),
-        ({"json_schema": {"$ref": "#"}}, "json_schema: there is no text that follows it"),
+        ({"json_schema": {"$ref": "#"}}, "json_schema: no text matches it"),
         ({"json_schema": {"const": {1, 2}}}, "json_schema: Object of type set is not JSON serializable"),
         ({"grammar": "start: missing"}, "grammar: "),
         ({"grammar": "start: " + "(" * 9000 + '"a"' + ")" * 9000}, "nested"),

@@ -22,7 +22,7 @@ from glmforge.generate.params import RequestError, SamplingParams
         ({"top_p": 1.1}, "top_p: 1.1 is not above 0"),
         ({"top_k": -1}, "top_k: -1 is not 0"),
         ({"min_p": 2}, "min_p: 2 is not between 0"),
-        ({"temperature": 10**400}, "temperature: 1000.*0 is not 0, which takes the likeliest token, or between"),
+        ({"temperature": 10**400}, "temperature: 1000.*0 is not 0 (greedy), or between"),
         ({"temperature": -(10**5000)}, "temperature: a number of thousands of digits is not 0"),
         ({"top_k": 2**31}, "top_k: 2147483648 is not 0"),
         ({"repetition_penalty": 1e-30}, "repetition_penalty: 1e-30 is not between 0.001 and 1000"),

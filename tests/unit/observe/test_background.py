@@ -165,7 +165,7 @@ def test_a_sink_that_does_not_end_is_not_waited_for(capacity: int) -> None:
     write(bus, 2)
     bus.close()
     assert [event["detail"] for event in events.records] == [
-        "held: SlowSinkError: has not written its last records within 0 s"
+        "held: SlowSinkError: did not write its last records within 0 s"
     ]
     sink.free.set()
     assert sink.ended.wait(PATIENCE_S)

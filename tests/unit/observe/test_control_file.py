@@ -40,7 +40,7 @@ def test_commands(text: str, command: Command) -> None:
 
 @pytest.mark.parametrize("text", ["", "  \n", "sav", "save 3", "profile 0", "profile -1", "profile x", "profile 1 2"])
 def test_what_is_no_command_is_told_which_there_are(text: str) -> None:
-    with pytest.raises(ControlError, match=r"is not a command; give 'save', 'stop', 'profile' or 'profile STEPS'"):
+    with pytest.raises(ControlError, match=r"is not a command; use 'save', 'stop', 'profile' or 'profile STEPS'"):
         parse_command(text)
 
 

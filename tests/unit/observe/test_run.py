@@ -51,7 +51,7 @@ def test_a_damaged_run_json_is_kept_aside_and_written_anew(
         assert aside.read_bytes() == damaged
         event = read_jsonl(RunDirectory(tmp_path).events)[-1]
         assert (event["event"], event["step"]) == ("resumed", 7)
-        assert event["detail"] == f"run.json was damaged: written anew, the damaged one is kept as {aside.name}"
+        assert event["detail"] == f"run.json was damaged and is rewritten; the damaged file is kept as {aside.name}"
         assert str(aside) in caplog.text
 
 

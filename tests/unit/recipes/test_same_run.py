@@ -61,7 +61,7 @@ def test_the_node_that_differs_from_most_is_named_on_all() -> None:
         lines
         == [
             f"data: the nodes do not see the same data: node {HOST} (rank 2) has other contents in data.sources.text; "
-            f"compared with node {HOST} (rank 0). Nothing was trained; copy the files there anew"
+            f"compared with node {HOST} (rank 0). Nothing was trained; copy the files to that node again"
         ]
         * 3
     )

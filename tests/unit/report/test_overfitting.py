@@ -121,7 +121,7 @@ def test_few_evaluations_and_none() -> None:
 def test_advice_tells_where_the_weights_are_and_what_to_change(tmp_path: Path) -> None:
     run = made_up(falling, overfitted, root=tmp_path, noise=0)
     findings = find_overfitting(run)
-    assert "train anew for so many steps" in advice(run, findings)[0]
+    assert "retrain for that many steps" in advice(run, findings)[0]
     for step in (200, 400, 800):
         (run.directory.checkpoints / f"step-{step:08d}").mkdir(parents=True)
     weights, passes, stopping = advice(run, findings)

@@ -366,7 +366,7 @@ def test_what_was_left_out_is_a_headline(full_run: Path) -> None:
     run = read_run(full_run)
     last = run.metrics[-1] | {"skipped_samples": 1024, "nonfinite_steps_total": 0}
     tiles = summarize(replace(run, metrics=[last]), report_dir=full_run, facts={}).tiles
-    assert ("Left out", "1,024") in [tile[:2] for tile in tiles]
+    assert ("Skipped", "1,024") in [tile[:2] for tile in tiles]
     assert "Not taken" not in [tile.label for tile in tiles]
 
 

@@ -68,7 +68,7 @@ def test_space_between_tags_does_not_matter(text: str, reply: Reply) -> None:
         ("Yes.\n<tool_response>\n1\n</tool_response>", "the answer holds the tag <tool_response>"),
         ("Yes.</tool_call>", "the answer holds the tag </tool_call>"),
         (CALL.removesuffix("</tool_call>"), "tool call 'f' is not closed"),
-        (CALL.replace("</arg_value>", ""), "tool call 'f' has argument 'a' without a value, or one without an end"),
+        (CALL.replace("</arg_value>", ""), "tool call 'f' has argument 'a' without a value or end"),
         (CALL.replace("f\n", "f\nfirst "), "or has something else than arguments in it"),
         (CALL.replace("f\n", "f"), "does not begin with a line that is its name"),
         (CALL.replace("f\n", " \n"), "does not begin with a line that is its name"),
@@ -78,7 +78,7 @@ def test_space_between_tags_does_not_matter(text: str, reply: Reply) -> None:
             "argument 'a' of tool call 'f' holds the tag <arg_key>",
         ),
         (CALL.replace("f\n", "f\n<arg_key>a</arg_key> <arg_value>2</arg_value>"), "argument 'a' twice"),
-        (f"{CALL} That is all.", "after the tool calls stands 'That is all.'"),
+        (f"{CALL} That is all.", "unexpected text after the tool calls: 'That is all.'"),
     ],
 )
 def test_what_is_malformed_is_told(text: str, problem: str) -> None:

@@ -62,8 +62,8 @@ def check_base(adapter: Path, trained_on: BaseWeights, found: BaseWeights) -> No
         seen = _sampled(Path(found.source))
         if seen == trained_on.fingerprint:
             logger.warning(
-                "%s: was saved by an earlier version, which noted %d bytes at three places of each tensor of its base: "
-                "those agree with %s; nothing else was compared",
+                "%s: was saved by an earlier version, which recorded only %d bytes at three offsets of each base "
+                "tensor; those match %s",
                 adapter,
                 _SAMPLE_BYTES,
                 found.source,
@@ -71,8 +71,8 @@ def check_base(adapter: Path, trained_on: BaseWeights, found: BaseWeights) -> No
             return
     raise CheckpointError(
         f"{adapter}: was trained on the weights of {trained_on.source} ({trained_on.num_tensors:,} tensors, "
-        f"fingerprint {trained_on.fingerprint[:12]}), and {found.source} holds others ({found.num_tensors:,}, "
-        f"{seen[:12]}), or they have changed since: give the base that it was trained on"
+        f"fingerprint {trained_on.fingerprint[:12]}), but {found.source} holds other or changed weights "
+        f"({found.num_tensors:,}, {seen[:12]}); pass the base it was trained on"
     )
 
 

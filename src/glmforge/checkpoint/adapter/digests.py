@@ -51,11 +51,11 @@ def tensor_digests(shards: Shards, files: Collection[Path] | None = None) -> dic
             left += names
     size = sum(_num_bytes(shards, name) for name in left)
     if size >= _TOLD_BYTES:
-        logger.info("hashing %s of base weights, once: the digests are kept", format_bytes(size))
+        logger.info("hashing %s of base weights; the digests are cached", format_bytes(size))
     found |= zip(left, map_in_threads(lambda name: _hash(shards, name), left, _MAX_THREADS), strict=True)
     for file in {shards.file(name) for name in left}:
         if _state(file) != state[file]:
-            raise CheckpointError(f"{shown(file)}: changed while it was read; start again when it is written")
+            raise CheckpointError(f"{shown(file)}: changed while it was read; retry when writing has finished")
         _keep(file, state[file], {name: found[name] for name in of_file[file]})
     return found
 
@@ -73,7 +73,7 @@ def _hash(shards: Shards, name: str) -> str:
             while left:
                 count = file.readinto(buffer[: min(left, len(buffer))])
                 if not count:
-                    raise CheckpointError(f"{shown(shards.file(name))}: was cut off while it was read")
+                    raise CheckpointError(f"{shown(shards.file(name))}: was truncated while it was read")
                 digest.update(buffer[:count])
                 left -= count
     except OSError as error:
@@ -121,7 +121,7 @@ def _keep(file: Path, state: Mapping[str, int | str], digests: Mapping[str, str]
         partial.replace(directory / _name(file))
     except OSError as error:
         partial.unlink(missing_ok=True)
-        logger.debug("digests of %s are not kept: %s", file, error)
+        logger.debug("digests of %s are not cached: %s", file, error)
 
 
 def _name(file: Path) -> str:
@@ -134,6 +134,6 @@ def _cache() -> Path | None:
         directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "glmforge" / "digests"
         make_private(directory)
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
-        logger.debug("digests are not kept: %s", error)
+        logger.debug("digests are not cached: %s", error)
         return None
     return directory

@@ -100,7 +100,7 @@ def plan(holdings: Sequence[Holding], own: int, session: str) -> WritePlan:
     specs: dict[str, TensorSpec] = {}
     for holding in holdings:
         differing = [name for name, spec in holding.specs.items() if specs.get(name, spec) != spec]
-        assert not differing, f"{differing[0]} is of another shape or type on another rank"
+        assert not differing, f"{differing[0]} differs in shape or dtype between ranks"
         specs |= holding.specs
     places, with_files = _copies(holdings, specs), [r for r, holding in enumerate(holdings) if holding.writes_files]
     if with_files:
@@ -139,7 +139,7 @@ def _copies(holdings: Sequence[Holding], specs: Mapping[str, TensorSpec]) -> lis
             break
         copies.append(copy)
         left = [ranks for ranks in left if ranks not in copy]
-    assert copies, "the ranks together do not hold all of the tensors that they name"
+    assert copies, "the ranks together do not hold all tensors they list"
     copies[-1] += left
     return copies
 

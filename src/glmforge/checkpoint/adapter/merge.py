@@ -55,12 +55,12 @@ def merge(
     description = read_adapter(checkpoint)
     if heads := description.model.heads:
         raise CheckpointError(
-            f"{checkpoint}: has the head {list_some(list(heads))} (model.heads), which transformers' Glm4Moe has no "
-            "place for: it would be lost; load the run itself with glmforge"
+            f"{checkpoint}: has the head {list_some(list(heads))} (model.heads), which transformers' Glm4Moe does "
+            "not support and would be lost; load the run itself with glmforge"
         )
     base = base or Path(description.base.source)
     if not (base / "config.json").is_file():
-        raise CheckpointError(f"{base}: is no Hugging Face directory; give the base that was trained on (--base)")
+        raise CheckpointError(f"{base}: is not a Hugging Face directory; pass the base model with --base")
     if check:
         check_base(checkpoint, description.base, base_weights(base))
     files = open_hf(base)
@@ -68,7 +68,7 @@ def merge(
         merged = Merged(files, StoredTensors(checkpoint, PARAMETER_PREFIX), description)
         if lacking := merged.unused():
             raise CheckpointError(
-                f"{checkpoint}: has adapters of {list_some(lacking)}, which {base} does not have; is it another model?"
+                f"{checkpoint}: has adapters of {list_some(lacking)}, which {base} lacks; is it another model?"
             )
         with new_directory(out_dir) as directory:
             _write(merged, files.shards, base, directory, advance)

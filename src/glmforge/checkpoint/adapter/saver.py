@@ -1,7 +1,7 @@
 """Save adapters while a run trains, each rank for itself: no collective, no message, no byte between ranks.
 
     saver = AdapterSaver(root, config.checkpoint, tensors, info, run_name=config.name)  # all ranks together, once
-    saver.save(step, tensors, meta, rng_state=state)    # from here on as `CheckpointSaver`
+    saver.save(step, tensors, meta, rng_state=state)    # from this step on as `CheckpointSaver`
 
 What a save of a whole model must agree on at every step is known here from the start: who writes what (`layout`). How
 the ranks know that a checkpoint is whole, without asking each other:
@@ -204,7 +204,7 @@ def _or_warned() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        logger.warning("old checkpoints were not deleted: %s", describe_os_error(error))
+        logger.warning("could not delete old checkpoints: %s", describe_os_error(error))
 
 
 def _publish(root: Path, step: int, save: str) -> bool:
@@ -212,7 +212,7 @@ def _publish(root: Path, step: int, save: str) -> bool:
     try:
         return publish_if_whole(root, step, save)
     except OSError as error:
-        raise CheckpointError(f"step {step} was not published: {describe_os_error(error)}") from error
+        raise CheckpointError(f"step {step} could not be published: {describe_os_error(error)}") from error
 
 
 def _wait_until_published(root: Path, step: int, save: str) -> bool:
@@ -225,8 +225,8 @@ def _wait_until_published(root: Path, step: int, save: str) -> bool:
             raise CheckpointError(failures[0])
         if time.monotonic() > deadline:
             raise CheckpointError(
-                f"{pending_path(root, step, save)}: not all ranks have written after {_LONGEST_WAIT_S:.0f} s; is "
-                "output_dir on a file system that all nodes share? checkpoint.local_dir is for nodes' own disks"
+                f"{pending_path(root, step, save)}: timed out after {_LONGEST_WAIT_S:.0f} s waiting for all ranks to "
+                "write; put output_dir on storage that all nodes share, and use checkpoint.local_dir for local disks"
             )
         time.sleep(_LOOK_EVERY_S)
     return False

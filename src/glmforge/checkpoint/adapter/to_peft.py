@@ -72,8 +72,8 @@ def peft_tensors(tensors: Mapping[str, Tensor], model: ModelConfig, lora: LoraCo
     maps = adapted_maps(model, lora)
     if lora.dora and (one := without_dora_in_peft(maps)):
         raise CheckpointError(
-            f"{one.name}: PEFT has no DoRA of this map of a model with experts; merge the adapters into the weights "
-            "instead ('glmforge adapter merge --full')"
+            f"{one.name}: PEFT does not support DoRA on this layer of a model with experts; merge the adapters into "
+            "the weights instead ('glmforge adapter merge --full')"
         )
     if reason := no_place_in_peft(model, lora):
         instead = (

@@ -86,7 +86,7 @@ class _Source:
         part = self._tensor[piece.index]
         if part.shape != piece.shape:
             raise CheckpointError(
-                f"the model to export does not fit its configuration: {piece.disk_name} would be "
-                f"{list(part.shape)} and has to be {list(piece.shape)}"
+                f"the model to export does not match its configuration: {piece.disk_name} is {list(part.shape)}, "
+                f"expected {list(piece.shape)}"
             )
         return part

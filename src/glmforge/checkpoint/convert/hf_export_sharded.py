@@ -81,8 +81,8 @@ def _check_specs(specs: Mapping[str, TensorSpec], config: ModelConfig) -> None:
     for name, shape in parameter_table(config).shapes().items():
         if specs[name].shape != shape:
             raise CheckpointError(
-                f"the model to export does not fit its configuration: {name} is {list(specs[name].shape)} and has to "
-                f"be {list(shape)}"
+                f"the model to export does not match its configuration: {name} is {list(specs[name].shape)}, "
+                f"expected {list(shape)}"
             )
 
 
@@ -106,8 +106,8 @@ def _finish(partial: Path, out_dir: Path, plan: ExportPlan, tokenizer_dir: Path 
     for number in range(len(plan.shards)):
         if not (partial / plan.file(number)).exists():
             raise CheckpointError(
-                f"{partial / plan.file(number)} is not visible from rank 0: choose a directory on a file system "
-                "that all nodes share"
+                f"{partial / plan.file(number)} is not visible from rank 0; choose a directory on storage that all "
+                "nodes share"
             )
     plan.write_rest(partial, tokenizer_dir)
     publish(partial, out_dir)

@@ -82,24 +82,24 @@ def _open(directory: Path, specs: Mapping[str, TensorSpec], model: ModelConfig, 
     _check_model(directory, promised, wanted)
     if absent and not keep_absent_mtp:
         raise CheckpointError(
-            f"{directory}: holds no MTP layer {list_some(absent)}, which the model has; set "
-            "model.num_nextn_predict_layers to 0, or keep the initial weights of these layers (keep_absent_mtp)"
+            f"{directory}: lacks MTP layer {list_some(absent)}; set model.num_nextn_predict_layers to 0, or keep "
+            "these layers' initial weights (keep_absent_mtp)"
         )
     if absent and rank() == 0:
-        logger.warning("%s: holds no MTP layer %s: its weights stay as they are", directory, list_some(absent))
+        logger.warning("%s: lacks MTP layer %s; its initial weights are kept", directory, list_some(absent))
     return HfFiles(config, files.shards, files.plan)
 
 
 def _check_model(directory: Path, promised: Mapping[str, Shape], wanted: Mapping[str, TensorSpec]) -> None:
     if lacking := [name for name in promised if name not in wanted]:
-        raise CheckpointError(f"{directory}: this run has no place for {list_some(lacking)}; is it of another model?")
+        raise CheckpointError(f"{directory}: has {list_some(lacking)}, which this run lacks; is it another model?")
     if unknown := [name for name in wanted if name not in promised]:
-        raise CheckpointError(f"{directory}: lacks {list_some(unknown)}, which this run has; is it of another model?")
+        raise CheckpointError(f"{directory}: lacks {list_some(unknown)}, which this run has; is it another model?")
     for name, shape in promised.items():
         if wanted[name].shape != shape:
             raise CheckpointError(
-                f"{directory}: {name} is {list(shape)} there and {list(wanted[name].shape)} in this run; the "
-                "configurations of the model differ"
+                f"{directory}: {name} is {list(shape)} there and {list(wanted[name].shape)} in this run; the model "
+                "configurations differ"
             )
 
 

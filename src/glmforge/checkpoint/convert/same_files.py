@@ -66,7 +66,7 @@ def check_same_files(directory: Path) -> None:
     raise CheckpointError(
         f"{shown(directory)}: the nodes do not see the same files: {'; '.join(told)}"
         f"{f'; and {others} more nodes' if others else ''}; compared with node {usual.host} (rank {usual.rank}). "
-        "Nothing was loaded; copy the directory there anew"
+        "Nothing was loaded; copy the directory to that node again"
     )
 
 
@@ -106,5 +106,5 @@ def _difference(found: Mapping[str, FileSeen], expected: Mapping[str, FileSeen])
         sizes = [f"{n} of {found[n].num_bytes:,} bytes instead of {expected[n].num_bytes:,}" for n in sized]
         told.append(f"has {list_some(sizes)}")
     if others := [name for name in both if name not in sized]:
-        told.append(f"has other contents in {list_some(others)}: another revision, or damaged")
+        told.append(f"has different contents in {list_some(others)}; another revision, or damaged")
     return " and ".join(told)

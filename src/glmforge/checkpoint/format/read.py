@@ -45,7 +45,7 @@ class StoredTensors(Mapping[str, Tensor]):
 
     def __init__(self, path: Path, prefix: str = "", *, verify: bool = True) -> None:
         if problems := find_problems(path, checksums=verify):
-            raise CheckpointError(f"{path} is not whole: {summarize_problems(problems)}; take an older one")
+            raise CheckpointError(f"{path} is incomplete: {summarize_problems(problems)}; use an older checkpoint")
         self._reader = CachingReader(path)
         self._prefix = prefix
         self._stored = stored_tensors(self._reader.read_metadata(), prefix)
@@ -126,7 +126,7 @@ class CachingReader(FileSystemReader):
         return itertools.groupby(sorted(items, key=place), key=lambda item: place(item)[0])
 
     def _read_item(self, stream: BufferedReader, item: ReadItem, planner: LoadPlanner) -> None:
-        assert item.type is LoadItemType.TENSOR, "the metadata has nothing else"
+        assert item.type is LoadItemType.TENSOR, "the metadata contains only these"
         header = self._header(stream, item.storage_index)
         target = planner.resolve_tensor(item).detach()
         try:
@@ -152,7 +152,7 @@ class CachingReader(FileSystemReader):
 
     def _describe(self, index: MetadataIndex, error: Exception) -> str:
         file = Path(self.path) / self.read_metadata().storage_data[index].relative_path
-        return f"{file}: holds no readable part of {index.fqn} ({error}); take an older checkpoint"
+        return f"{file}: has no readable part of {index.fqn} ({error}); use an older checkpoint"
 
 
 def _candidates(stored: TensorStorageMetadata, index: MetadataIndex) -> Iterator[ChunkStorageMetadata]:

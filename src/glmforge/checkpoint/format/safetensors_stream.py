@@ -39,7 +39,7 @@ def write_safetensors(file: Path, specs: Mapping[str, Spec], make: Callable[[str
             stream.write(len(text).to_bytes(8, "little") + text)
             for name, spec in specs.items():
                 tensor = make(name)
-                assert (tensor.dtype, tuple(tensor.shape)) == spec, f"{name} is not as announced"
+                assert (tensor.dtype, tuple(tensor.shape)) == spec, f"{name} differs from its declaration"
                 stream.write(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data)
         fsync_file(file)
     except OSError as error:

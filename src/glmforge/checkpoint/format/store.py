@@ -52,7 +52,7 @@ def checkpoint_path(root: Path, step: int) -> Path:
 def step_of(path: Path) -> int:
     """The step in a checkpoint directory's name."""
     match = _CHECKPOINT.fullmatch(path.name) or _ASIDE.fullmatch(path.name)
-    assert match, f"{path} is not named as a checkpoint"
+    assert match, f"{path} is not a checkpoint name"
     return int(match["step"])
 
 
@@ -111,7 +111,7 @@ def note_chosen_step(root: Path, step: int | None) -> None:
 
 
 def latest_checkpoint(root: Path, *, checksums: bool = False) -> Path | None:
-    """The newest whole checkpoint under `root`, or None if there is none at all.
+    """The newest whole checkpoint under `root`, or None if there are none.
 
     Broken ones that are newer are named in a warning. `checksums=True` also reads and compares all contents.
     Raises `CheckpointError` if there are checkpoints but none is whole: starting anew must be the user's
@@ -151,13 +151,13 @@ def was_ever_whole(root: Path, *, by_events: bool = True) -> bool:
 
 def warn_broken(path: Path, problems: list[str]) -> None:
     """Say in the log that `path` is skipped, and why."""
-    logger.warning("%s is not whole and is skipped: %s", path, summarize_problems(problems))
+    logger.warning("%s is incomplete and is skipped: %s", path, summarize_problems(problems))
 
 
 def raise_none_whole(root: Path, problems: list[str]) -> NoReturn:
     """Refuse to go on as if there had never been a checkpoint under `root`."""
     raise CheckpointError(
-        f"{root}: no checkpoint there is whole: {summarize_problems(problems)}; "
+        f"{root}: no complete checkpoint: {summarize_problems(problems)}; "
         "restore one from a copy, or move the directory away to start over"
     )
 

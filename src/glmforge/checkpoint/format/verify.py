@@ -39,7 +39,7 @@ def _find_problems_inside(path: Path) -> list[str]:
         reader = CachingReader(path)
         stored_in = {place.relative_path for place in reader.read_metadata().storage_data.values()}
         if unlisted := sorted({reader.metadata_file, META_FILE, *stored_in} - read_manifest(path).files.keys()):
-            return [f"{path / unlisted[0]}: {MANIFEST_FILE} does not list it; take an older checkpoint"]
+            return [f"{path / unlisted[0]}: {MANIFEST_FILE} does not list it; use an older checkpoint"]
         return list(reader.find_damaged_parts())
     except OSError as error:
         return [f"{path}: cannot be read ({error.strerror})"]

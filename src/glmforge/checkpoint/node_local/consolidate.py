@@ -122,7 +122,7 @@ def _take_inventory(host: Host, local_root: Path) -> _Inventory:
             found, unreadable = read_parts(directory)
             of_step = step_of(directory)
             if wrong := [part for part in found if part.step != of_step]:
-                unreadable.append(f"{directory.name}/{part_name(wrong[0].rank)} is not of this step")
+                unreadable.append(f"{directory.name}/{part_name(wrong[0].rank)} belongs to another step")
             parts[of_step] = [part for part in found if part not in wrong]
             problems[of_step] = [f"{host.name}: {p.replace(str(below), str(local_root))}" for p in unreadable]
     return _Inventory(host, parts, problems)
@@ -143,7 +143,7 @@ def _newest_first(root: Path, inventories: Sequence[_Inventory]) -> list[int]:
         parts = _parts_of(inventories, step)
         if whole_saves(parts) or (parts and _is_published(checkpoint_path(root, step), parts)):
             for reason in passed_over if not found else ():
-                logger.warning("%s; taking step %d", reason, step)
+                logger.warning("%s; using step %d", reason, step)
             found.append(step)
         else:
             passed_over.append(_why_not_whole(inventories, step))
@@ -175,10 +175,10 @@ def _first_sound(
         except (_DamagedError, HostError) as error:
             failures.append(error)
             if step != steps[-1]:
-                logger.warning("step %d was not collected (%s); taking an older one", step, error)
+                logger.warning("step %d was not collected (%s); trying an older one", step, error)
             continue
         if problems := verify_checkpoint(final):
-            raise CheckpointError(f"{final} is damaged, local copies stay: {summarize_problems(problems)}")
+            raise CheckpointError(f"{final} is damaged, local copies are kept: {summarize_problems(problems)}")
         return step, fetched
     raise failures[0]
 
@@ -191,7 +191,7 @@ def _why_not_whole(inventories: Sequence[_Inventory], step: int) -> str:
         return f"step {step} is on none of the hosts ({hosts})" + (f": {problems[0]}" if problems else "")
     ranks = list_some([str(rank) for rank in missing_ranks(parts)])
     because = f": {problems[0]}" if problems else "; a host is missing, or its rank died while it saved"
-    return f"step {step} is not whole: the part of rank {ranks} is on none of the hosts ({hosts}){because}"
+    return f"step {step} is incomplete: the part of rank {ranks} is on none of the hosts ({hosts}){because}"
 
 
 def _is_published(final: Path, parts: Iterable[Part]) -> bool:
@@ -213,12 +213,12 @@ def _collect(
     saves = whole_saves(_parts_of(inventories, step))
     if len(saves) != 1:
         raise CheckpointError(
-            f"step {step} lies there whole from {len(saves)} different saves; remove one, or take another --step"
+            f"step {step} exists completely from {len(saves)} different saves; remove one, or choose another --step"
             if saves
             else _why_not_whole(inventories, step)
         )
     if not find_problems(final, checksums=False) and not _is_published(final, saves[0]):
-        raise CheckpointError(f"{final} exists already and is of another save; move it away, or take another --step")
+        raise CheckpointError(f"{final} already exists from another save; move it away, or choose another --step")
     wanted, records = _assign(inventories, saves[0]), merged_records(saves[0])
     staging = _staging(final.parent)
     directory = PurePosixPath(local_root) / final.name

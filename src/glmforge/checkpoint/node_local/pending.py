@@ -81,7 +81,7 @@ def clear_up(root: Path, before: str | None = None) -> None:
             if not before:  # in a run that lives, somebody is at it
                 _publish(path, checkpoint_path(root, int(found["step"])))
         elif not publish_if_whole(root, int(found["step"]), f"{found['session']}-{found['number']}"):
-            logger.info("removing %s, which not all ranks have written", path)
+            logger.info("removing %s, which is incomplete", path)
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -207,7 +207,7 @@ class SshHost(Host):
                         yield chunk
                     status = child.wait()
             except FileNotFoundError:
-                self._fail(f"there is no command '{command[0]}' on this machine; install it, or see --ssh")
+                self._fail(f"command not found: '{command[0]}'; install it, or see --ssh")
             if status != 0:
                 self._fail(_reason(status, stderr))
 
@@ -224,8 +224,8 @@ def _reason(status: int, stderr: IO[bytes]) -> str:
     # rsync names the file first and sums up last; ssh says it last.
     first = next((line for line in said if line.startswith("rsync: ")), said[-1] if said else "")
     if status == UNREACHABLE:
-        meaning, mend = explain_unreachable(text)
-        return f"ssh does not reach it ({meaning}); it must, without a password: {mend}; or see --ssh"
+        meaning, fix = explain_unreachable(text)
+        return f"ssh cannot connect ({meaning}); passwordless ssh is needed: {fix}; or see --ssh"
     return f"{first or 'no reason given'} (status {status})"
 
 

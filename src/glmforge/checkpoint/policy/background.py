@@ -158,7 +158,7 @@ class BackgroundSaver(ABC):
         if self._thread is not None:
             join(self._thread)
         if isinstance(self._outcome, BaseException):
-            logger.warning("the last save did not finish: %s", self._outcome)
+            logger.warning("the last save failed: %s", self._outcome)
 
     def advance(self) -> None:
         """To be called by `write` at every piece; whoever waits for it is told so."""
@@ -193,7 +193,7 @@ class BackgroundSaver(ABC):
         errors, allowed = self._errors_in_a_row, self.config.max_failed_saves
         if len(errors) > allowed:
             raise CheckpointError(
-                f"{len(errors)} save{'s' if len(errors) > 1 else ''} in a row failed, more than "
+                f"{len(errors)} save{'s' if len(errors) > 1 else ''} in a row failed, exceeding "
                 f"checkpoint.max_failed_saves = {allowed}; the last: {errors[-1]}"
             )
 

@@ -40,9 +40,9 @@ def apply_retention(
     The newest whole checkpoint is never among them. Raises `CheckpointError` if one cannot be deleted.
     """
     if keep_last < 1:
-        raise ValueError(f"keep_last = {keep_last}: at least one checkpoint must stay")
+        raise ValueError(f"keep_last = {keep_last}: must be at least 1")
     if keep_ephemeral < 1:
-        raise ValueError(f"keep_ephemeral = {keep_ephemeral}: at least one checkpoint must stay")
+        raise ValueError(f"keep_ephemeral = {keep_ephemeral}: must be at least 1")
     return run_on_rank_zero(lambda: list(delete_old_checkpoints(root, keep_last, keep_every_steps, keep_ephemeral)))
 
 

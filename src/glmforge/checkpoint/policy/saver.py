@@ -109,4 +109,4 @@ class CheckpointSaver(BackgroundSaver):
                 retain_local(self.local_root, config.keep_ephemeral, self.root)
         except CheckpointError as error:
             if rank() == 0:
-                logger.warning("old checkpoints were not deleted: %s", error)
+                logger.warning("could not delete old checkpoints: %s", error)

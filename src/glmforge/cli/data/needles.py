@@ -71,7 +71,7 @@ class NeedleOptions:
     seed: Annotated[int, typer.Option(min=0, help="Random seed; the same seed gives the same tests.")] = 0
     haystack: Annotated[
         Path | None,
-        typer.Option(metavar="PREFIX", help="Token shard with the haystack text.", show_default="generated sentences"),
+        typer.Option(metavar="PREFIX", help="Token shard with the haystack text.", show_default="made-up sentences"),
     ] = None
 
 

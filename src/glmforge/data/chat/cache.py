@@ -66,7 +66,9 @@ def ensure_encoded(
     """
     prefix = encoded_prefix(path, identity, directory)
     if directory is None and not _is_there(prefix) and not os.access(path.parent, os.W_OK):
-        raise DataError(f"{path.parent}: cannot be written, to keep encoded conversations in: set data.encoded_dir")
+        raise DataError(
+            f"{path.parent}: not writable, so encoded conversations cannot be cached there; set data.encoded_dir"
+        )
     told = prefix.with_name(f"{prefix.name}.records.json")
     if not _is_there(prefix):
         with alone_in(prefix.parent):
@@ -76,11 +78,11 @@ def ensure_encoded(
         TokenShard(prefix)
         content = read_json(told, dict, error=DataError) if told.is_file() else {}
     except DataError as error:
-        raise DataError(f"{error} (kept of {path}: remove {prefix.name}.*, and it is encoded again)") from None
+        raise DataError(f"{error} (cached from {path}; remove {prefix.name}.* to encode it again)") from None
     if content:
         logger.info("%s: %s", path, content.get("summary"))
     for problem in content.get("problems", []):
-        logger.warning("left out: %s", problem)
+        logger.warning("skipped: %s", problem)
     return prefix
 
 

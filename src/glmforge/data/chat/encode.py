@@ -61,7 +61,7 @@ def encode(conversation: Conversation, tokenizer: Tokenizer, config: ChatConfig)
         for messages, learnt in _unfolded(conversation, weights)
     ]
     if not any(document.num_learnt for document in documents):
-        raise DataError("nothing is to be learnt: no message of the assistant has a loss weight above 0")
+        raise DataError("no trainable tokens: no assistant message has a loss weight above 0")
     return documents
 
 
@@ -114,7 +114,7 @@ def _encode(
     roles = np.flatnonzero(np.isin(ids, [tokenizer.special_id(token) for token in (*ROLE_TOKENS, END_OF_TEXT)]))
     expected = [*_roles(conversation), closing]
     if ids[roles].tolist() != [tokenizer.special_id(token) for token in expected]:
-        raise DataError("the tokenizer's chat template does not open turns as GLM's does; use the one GLM came with")
+        raise DataError("the tokenizer's chat template does not start turns as GLM's does; use GLM's own template")
     given = [] if thinking else tokenizer.encode_with_special_tokens("\n<think></think>")
     of_tokens = np.zeros(len(ids), np.float32)
     answers = (weight for message, weight in zip(messages, weights, strict=True) if message["role"] == "assistant")

@@ -32,5 +32,5 @@ def tokenize_conversations(
             writer.add(np.array(ids, dtype=np.int32), np.array([len(ids)], dtype=np.int32))
             num_text_bytes += len(tokenizer.decode(ids[:-1]).encode())
         if num_text_bytes == 0:
-            raise DataError(f"{prefix}: no conversation to write; the sources hold no docstrings or dialogues")
+            raise DataError(f"{prefix}: no conversations to write; the sources contain no docstrings or dialogues")
         return writer.finish(tokenizer.fingerprint, source, num_text_bytes)

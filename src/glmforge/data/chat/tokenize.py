@@ -62,7 +62,7 @@ class ChatCounts:
         """In one line."""
         told = [counted(self.records, "record")]
         if self.wrong:
-            told.append(f"{self.wrong:,} of them wrong")
+            told.append(f"{self.wrong:,} of them invalid")
         if self.documents != self.records:
             told.append(counted(self.documents, "document"))
         told += [f"{n:,} too long and {what}" for n, what in ((self.dropped, "dropped"), (self.cut, "cut")) if n]
@@ -144,7 +144,7 @@ def tokenize_chat(
 
 def _too_many_wrong(report: ChatReport, allowed: int) -> str:
     first = report.problems[min(allowed, len(report.problems) - 1)]
-    return f"{first} (wrong records: {report.counts.wrong:,}, allowed: {allowed:,}; mend it, or set max_wrong)"
+    return f"{first} (invalid records: {report.counts.wrong:,}, allowed: {allowed:,}; fix it, or set max_wrong)"
 
 
 def _joined(
@@ -210,7 +210,7 @@ def _keep(result: Encoded, document: EncodedConversation, where: str, tokenizer:
     if config.max_tokens is not None and len(document.ids) > config.max_tokens:
         if config.overlong == "refuse":
             raise DataError(
-                f"{where}: {len(document.ids):,} tokens, more than max_tokens {config.max_tokens:,}: raise it (and "
+                f"{where}: {len(document.ids):,} tokens, more than max_tokens {config.max_tokens:,}; raise it (and "
                 "seq_len), or set overlong to drop or cut"
             )
         kept = cut(document, config.max_tokens, tokenizer) if config.overlong == "cut" else None

@@ -35,7 +35,7 @@ class ContentMarks:
         free = (mark for mark in _MARKS if mark not in text and _escaped(mark) not in text)
         self._mark = next(free, "")
         if not self._mark:
-            raise DataError("conversation: it has every private-use character of Unicode; is it text?")
+            raise DataError("conversation: it uses every private-use character of Unicode; is it text?")
 
     def add(self, content: Any) -> Any:
         """The same content with marks in all of its texts."""

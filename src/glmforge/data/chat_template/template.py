@@ -112,11 +112,11 @@ def _render(
             )
     except SecurityError as error:
         raise DataError(
-            f"the chat template is refused: {_in_words(error)}; use the one that GLM was published with"
+            f"the chat template is not allowed: {_in_words(error)}; use GLM's published template"
         ) from error
     except TemplateSyntaxError as error:
         raise DataError(
-            f"the chat template is not Jinja: {_in_words(error)}; use the one that GLM was published with"
+            f"the chat template is not valid Jinja: {_in_words(error)}; use GLM's published template"
         ) from error
     except TEMPLATE_FAULTS as error:
         raise DataError(
@@ -190,7 +190,7 @@ def split_reasoning(answer: str) -> tuple[str, str]:
 def _parse_call(call: Mapping[str, Any], index: int) -> dict[str, Any]:
     given = call.get("function", call)
     if not isinstance(given, Mapping):
-        raise DataError(f"message {index}: a tool call of {shown(repr(given)[:100])}, which is no function")
+        raise DataError(f"message {index}: a tool call of {shown(repr(given)[:100])}, which is not a function")
     function = dict(given)
     if isinstance(function.get("arguments"), str):
         try:

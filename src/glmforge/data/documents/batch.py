@@ -121,7 +121,9 @@ class DocumentBatch:
         """
         if SCORE_PREFIX + name not in self.table.schema.names:
             have = ", ".join(self.score_names) or "none"
-            raise DataError(f"score '{name}': documents have no such score (they have: {have}): add its block before")
+            raise DataError(
+                f"score '{name}': documents have no such score (available: {have}); add its block before this one"
+            )
         column = self.table.column(SCORE_PREFIX + name)
         return column.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)  # type: ignore[no-any-return]
 
@@ -200,7 +202,7 @@ def read_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[D
                 for batch in table.to_batches():
                     yield DocumentBatch(batch)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not readable as a shard of documents ({error}): make it again") from error
+        raise DataError(f"{path}: not readable as a document shard ({error}); create it again") from error
 
 
 class BatchWriter:

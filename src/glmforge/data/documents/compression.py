@@ -38,7 +38,7 @@ def chunks_of(path: Path) -> Iterator[bytes]:
             else:
                 yield from _raw(file, CHUNK_BYTES)
     except (OSError, EOFError) as error:
-        raise DataError(f"{path}: cannot be read ({error}): is the file whole and readable?") from error
+        raise DataError(f"{path}: cannot be read ({error}); is the file complete and readable?") from error
 
 
 def stem(name: str) -> str:
@@ -65,7 +65,7 @@ def _gunzip(file: BinaryIO, path: Path) -> Iterator[bytes]:
                 data = member.decompress(rest, CHUNK_BYTES)
             except zlib.error as error:
                 yield _up_to_damage(before, rest)
-                raise DataError(f"{path}: cannot be read ({error}): is the file whole and readable?") from error
+                raise DataError(f"{path}: cannot be read ({error}); is the file complete and readable?") from error
             fresh = fresh and not rest
             yield data
             rest = member.unconsumed_tail
@@ -73,7 +73,7 @@ def _gunzip(file: BinaryIO, path: Path) -> Iterator[bytes]:
                 rest, member, fresh = member.unused_data, zlib.decompressobj(31), True
     if not fresh:
         yield member.flush()
-        raise DataError(f"{path}: cannot be read (ends in the middle of a gzip member): fetch it again")
+        raise DataError(f"{path}: cannot be read (ends in the middle of a gzip member); download it again")
 
 
 def _up_to_damage(member: "zlib._Decompress", data: bytes) -> bytes:
@@ -100,9 +100,9 @@ def _decompress_zstandard(file: BinaryIO, path: Path) -> Iterator[bytes]:
                 rest = frame.unused_data if frame.eof else b""
                 frame = None if frame.eof else frame
     except zstandard.ZstdError as error:
-        raise DataError(f"{path}: not readable as Zstandard ({error}): is the file whole?") from error
+        raise DataError(f"{path}: not readable as Zstandard ({error}); is the file complete?") from error
     if frame is not None:
-        raise DataError(f"{path}: ends in the middle of a Zstandard frame; the copy was cut off: fetch it again")
+        raise DataError(f"{path}: ends in the middle of a Zstandard frame; the copy is truncated; download it again")
 
 
 def _zstandard_blocks(file: BinaryIO) -> Iterator[bytes]:

@@ -48,7 +48,7 @@ def split_held_out(
     if not 0 <= fraction < 1:
         raise DataError(f"held-out fraction {fraction}: must be at least 0 and less than 1")
     if iter(documents) is documents:
-        raise DataError("documents: a generator can be read only once: give a list or read_documents(...)")
+        raise DataError("documents: a generator can be read only once; pass a list or read_documents(...)")
     return _Part(documents, fraction, seed, False), _Part(documents, fraction, seed, True)
 
 

@@ -98,8 +98,8 @@ class Corpus:
 
     def _why_empty(self) -> str:
         if self.num_skipped:
-            return f"none of the records could be read ({self.num_skipped:,} left out); the first: {self.problems[0]}"
-        return "the files are empty or of no known kind; name others"
+            return f"none of the records could be read ({self.num_skipped:,} skipped); the first: {self.problems[0]}"
+        return "the files are empty or of unknown types; pass others"
 
     def documents_of(self, path: Path, name: str) -> Iterator[Document]:
         """The documents of one of the files."""

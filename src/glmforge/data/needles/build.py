@@ -110,8 +110,8 @@ class NeedleTests:
         needed += len(self._encode(",")) * (len(question.answers) - 1)
         if needed > key.length:
             raise DataError(
-                f"lengths: {key.length:,} tokens have no room for the question of task '{key.task}', which takes "
-                f"{needed:,} without any text; take a longer one"
+                f"lengths: {key.length:,} tokens are too few for the question of task '{key.task}', which needs "
+                f"{needed:,} without any text; use a longer length"
             )
         return key.length - needed
 

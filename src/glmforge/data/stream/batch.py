@@ -97,8 +97,8 @@ class Batch:
         num_rows = len(self.ids_BS)
         if size < 1 or num_rows % size:
             raise DataError(
-                f"parallel.micro_batch_size {size}: does not divide the {num_rows} sequences of a rank's "
-                f"share; choose a divisor of {num_rows}"
+                f"parallel.micro_batch_size {size}: does not divide the rank's {num_rows} sequences; choose a "
+                f"divisor of {num_rows}"
             )
         return [self.rows(start, start + size) for start in range(0, num_rows, size)]
 

@@ -83,7 +83,7 @@ class EvaluationBatches:
         self.shard, self.source = shard, source
         self._byte_lengths, self._rows_per_batch = token_byte_lengths, rows_per_batch
         if shard.num_tokens < 2:
-            raise DataError(f"{shard.prefix}: {shard.num_tokens} tokens leave none to predict; hold out more text")
+            raise DataError(f"{shard.prefix}: {shard.num_tokens} tokens are too few to evaluate; hold out more text")
         self._rows: _Rows
         if shard.loss is None:
             self._rows = _Stretches(shard, seq_len, subset, document_mask)

@@ -85,7 +85,7 @@ def _next(batches: Iterator[Batch | GlmforgeError]) -> Batch | GlmforgeError | N
         return next(batches, None)
     except RuntimeError as error:
         if any(words in str(error) for words in _DEATHS):
-            raise DataError(f"data.num_workers: {_one_line(error)}; is memory short? Try fewer") from error
+            raise DataError(f"data.num_workers: {_one_line(error)}; out of memory? Try fewer workers") from error
         raise
 
 

@@ -84,8 +84,8 @@ def plan_mixture(
         weights = share_out(dict(zip(names, asked, strict=True)), limits, tokens)
     except SuppliesLackError as error:
         raise DataError(
-            f"tokens {tokens:,}: the sources have {error.missing:,} too few within their caps: raise max_epochs, "
-            "or ask for less"
+            f"tokens {tokens:,}: the sources have {error.missing:,} too few within their max_epochs; raise "
+            "max_epochs, or lower tokens"
         ) from error
     total = sum(weights.values())
     given = [round(weights.get(name, 0) / total * tokens) for name in names]
@@ -131,26 +131,26 @@ def _check_tokenizers(shards: Sequence[TokenShard]) -> None:
     known = {shard.info.tokenizer_fingerprint: shard.prefix for shard in shards if shard.info is not None}
     if len(known) > 1:
         first, second = list(known.values())[:2]
-        raise DataError(f"inputs: {first} and {second} were encoded with different tokenizers: encode one anew")
+        raise DataError(f"inputs: {first} and {second} were encoded with different tokenizers; re-encode one")
 
 
 def _names(inputs: Sequence[Path]) -> list[str]:
     """The last parts of the prefixes, with more of the path where these are equal."""
     parts = [Path(prefix).parts for prefix in inputs]
     if len(set(parts)) < len(parts):
-        raise DataError("inputs: the same shard is named twice: give it the sum of the ratios")
+        raise DataError("inputs: the same shard appears twice; list it once with the sum of the ratios")
     for depth in range(1, max(map(len, parts)) + 1):
         names = ["-".join(path[-depth:]).strip("/") for path in parts]
         if len(set(names)) == len(names):
             return names
-    raise DataError("inputs: names cannot be told apart: rename a shard")
+    raise DataError("inputs: names are not unique; rename a shard")
 
 
 def _shares(ratios: Sequence[float], count: int) -> list[float]:
     if len(ratios) != count:
-        raise DataError(f"ratios: {len(ratios)} for {count} inputs: give one for each")
+        raise DataError(f"ratios: {len(ratios)} for {count} inputs; pass one for each")
     if not all(0 < ratio < float("inf") for ratio in ratios):
-        raise DataError("ratios: must be positive numbers: leave out a source that is to give nothing")
+        raise DataError("ratios: must be positive numbers; remove sources with ratio 0")
     return [ratio / sum(ratios) for ratio in ratios]
 
 
@@ -158,5 +158,5 @@ def _caps(max_epochs: Sequence[float] | None, count: int) -> list[float | None]:
     if not max_epochs:
         return [None] * count
     if len(max_epochs) not in (1, count) or not all(cap > 0 for cap in max_epochs):
-        raise DataError(f"max_epochs: give one positive number for all inputs, or {count}")
+        raise DataError(f"max_epochs: pass one positive number for all inputs, or {count}")
     return list(max_epochs) if len(max_epochs) == count else [max_epochs[0]] * count

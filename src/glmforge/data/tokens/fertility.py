@@ -196,7 +196,7 @@ def vocabulary_table(reports: Sequence[Fertility]) -> list[list[str]]:
     """Rows on what does not depend on language: size, unused entries, the tokens of the probes."""
     rows = [["", *(report.name for report in reports)]]
     rows.append(["vocabulary", *(f"{report.vocab_size:,}" for report in reports)])
-    rows.append(["unused by this corpus", *(f"{report.unused:,}" for report in reports)])
+    rows.append(["not used by this corpus", *(f"{report.unused:,}" for report in reports)])
     for probe in PROBES:
         rows.append([repr(probe), *(" ".join(map(repr, report.probes[probe])) for report in reports)])
     return rows

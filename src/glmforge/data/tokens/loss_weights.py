@@ -72,7 +72,9 @@ class LossWeights:
             raise DataError(f"{path}: not a file of loss weights: {_WRITE_AGAIN}")
         _, version, num_weights, found_tokens, self._digest = _HEADER.unpack_from(header)
         if version not in (_PLAIN, _WITH_SUMS):
-            raise DataError(f"{path}: loss weights of version {version}, readable is {_WITH_SUMS}: {_WRITE_AGAIN}")
+            raise DataError(
+                f"{path}: loss weights of version {version} are not supported, expected {_WITH_SUMS}: {_WRITE_AGAIN}"
+            )
         weights = np.frombuffer(header, "<f4", MAX_WEIGHTS, _HEADER.size)
         intact = header == _header(version, num_weights, found_tokens, self._digest, weights)
         if not (intact and 1 <= num_weights <= MAX_WEIGHTS and _are_weights(weights)):
@@ -81,8 +83,8 @@ class LossWeights:
         if found_tokens != num_tokens or len(contents) != _HEADER_BYTES + num_tokens + sum_bytes:
             num_found = len(contents) - _HEADER_BYTES - sum_bytes
             raise DataError(
-                f"{path}: {num_found:,} weights for a shard of {num_tokens:,} tokens; they are not of one shard, or "
-                f"cut off: {_WRITE_AGAIN}"
+                f"{path}: {num_found:,} weights for a shard of {num_tokens:,} tokens; they belong to different "
+                f"shards, or are truncated: {_WRITE_AGAIN}"
             )
         self._weights = weights[:num_weights]
         self._codes = np.frombuffer(contents, np.uint8, num_tokens, _HEADER_BYTES)
@@ -117,7 +119,7 @@ class LossWeights:
             raise self._damaged()
 
     def _damaged(self) -> DataError:
-        return DataError(f"{self.path}: damaged, its codes are not the ones that were stored: {_WRITE_AGAIN}")
+        return DataError(f"{self.path}: damaged, its checksum does not match: {_WRITE_AGAIN}")
 
 
 class LossWeightsWriter:

@@ -86,7 +86,7 @@ class RowGroup(NamedTuple):
             with arrow_input(self.path) as opened, parquet.ParquetFile(opened) as file:
                 table = file.read_row_group(self.group, [n for n in _COLUMNS if n in file.schema_arrow.names])
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{self.path}: not readable as a shard of documents ({error}): make it again") from error
+            raise DataError(f"{self.path}: not readable as a document shard ({error}); create it again") from error
         batches = table.combine_chunks().to_batches()
         if not batches:
             return chunk_of_texts([])

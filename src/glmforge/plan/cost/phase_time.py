@@ -58,7 +58,7 @@ def phases_at(
 ) -> list[PhaseTime]:
     """Every phase at this share of the devices' bf16 peak (MFU), whatever the layout."""
     if not 0 < utilisation <= 1:
-        raise ConfigError(f"--mfu: {utilisation:g} is no share of a peak; give one such as 0.3")
+        raise ConfigError(f"--mfu: {utilisation:g} must be between 0 and 1, such as 0.3")
     rate = world_size * machine.accelerator.bf16_flops * utilisation
     return [_phase(config, phase, stage, model_flops(config, phase, stage) / rate) for phase in config.phases]
 

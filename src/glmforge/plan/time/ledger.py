@@ -79,7 +79,7 @@ class Ledger:
 
     def utilisation(self, seconds: float) -> float:
         """The model's FLOPs in so many seconds as a share of the bf16 peak."""
-        assert self.accelerator is not None, "without a device there is no peak"
+        assert self.accelerator is not None, "a peak needs a device"
         return self.model_flops / seconds / self.accelerator.bf16_flops
 
 

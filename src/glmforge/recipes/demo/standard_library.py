@@ -52,7 +52,7 @@ def standard_library_documents() -> StandardLibrary:
     """
     root = Path(sysconfig.get_path("stdlib"))
     if not (root / "os.py").is_file():
-        raise DataError(f"{root}: this Python has no library sources: give a corpus of your own with --corpus")
+        raise DataError(f"{root}: this Python has no library sources; pass your own text with --corpus")
     return StandardLibrary(root)
 
 

@@ -76,7 +76,7 @@ class CheckpointHook(Hook):
         config = self.config
         if config.lora is None:
             return CheckpointSaver(self.root, config.checkpoint, run_name=config.name, alive=trainer.alive)
-        assert self.base is not None, "a run with adapters begins from base weights"
+        assert self.base is not None, "a run with adapters needs base weights"
         info = AdapterInfo(config.model, config.lora, config.checkpoint.mode, self.base, config.data.tokenizer)
         tensors, rng_state = self._tensors(trainer), _rng_state(trainer.world.device)
         return AdapterSaver(
@@ -98,7 +98,7 @@ class CheckpointHook(Hook):
             return tensors
         if trainer.extra_models:
             raise ConfigError(
-                f"lora: checkpoints of adapters cannot hold a further trained model ({', '.join(trainer.extra_models)})"
+                f"lora: adapter checkpoints cannot store additional trained models ({', '.join(trainer.extra_models)})"
                 "; train all weights instead"
             )
         table = trainer.backend.table
@@ -139,7 +139,7 @@ class CheckpointHook(Hook):
 
     def save(self, trainer: Trainer, phase: str, *, ephemeral: bool = False, durable: bool = False) -> None:
         """Save the present state. Collective; see `CheckpointSaver.save`."""
-        assert self._saver is not None, "saving begins with training"
+        assert self._saver is not None, "saves start with training"
         state = trainer.state
         self._is_unsaved = False
         meta = CheckpointMeta(
@@ -285,8 +285,8 @@ class CheckpointHook(Hook):
             difference = _first_difference(f"phase '{phase}'", before, now) if consumed else None
             if difference:
                 raise CheckpointError(
-                    f"{path}: {difference}; data that has been consumed must not change: restore it, or start a "
-                    "new run under another name"
+                    f"{path}: {difference}; consumed data must not change; restore it, or start a new run under "
+                    "another name"
                 )
 
 
@@ -370,4 +370,4 @@ def _first_difference(name: str, before: Any, now: Any) -> str | None:
     if isinstance(before, dict) and isinstance(now, dict):
         differences = (_first_difference(f"{name}.{key}", before.get(key), now.get(key)) for key in before | now)
         return next(filter(None, differences), None)
-    return None if before == now else f"{name} was {before} and is {now} now"
+    return None if before == now else f"{name} changed from {before} to {now}"

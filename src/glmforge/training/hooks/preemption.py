@@ -55,7 +55,7 @@ class PreemptionHook(Hook):
     def on_train_start(self, trainer: Trainer) -> None:
         self._trainer = trainer
         if threading.current_thread() is not threading.main_thread():
-            logger.debug("signals do not save this run: it is not in the main thread")
+            logger.debug("signals cannot save this run: it is not in the main thread")
             return
         self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         self._interrupts.start()
@@ -99,12 +99,12 @@ class PreemptionHook(Hook):
         speaks = self._trainer.world.is_main
         if count > 1:
             if speaks:
-                say("interrupted again: ends at once; the same command goes on from the last checkpoint")
+                say("interrupted again: exiting without saving; run it again to resume from the last checkpoint")
             os._exit(INTERRUPTED)
         self._received[signal.SIGINT] = time.monotonic()
         self._trainer.vote("interrupt")
         if speaks:
-            say("interrupted: finishes this step and saves; again to end at once, without saving")
+            say("interrupted: finishing this step, then saving; press again to exit without saving")
 
     def _who_received(self, trainer: Trainer) -> str:
         """'SIGUSR1 on 4 of 4 ranks'. All ranks call this together."""

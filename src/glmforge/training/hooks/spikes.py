@@ -87,7 +87,7 @@ class SpikeHook(Hook):
         if trainer.state.rollbacks >= self.config.max_rollbacks:
             raise DivergedError(
                 f"step {trainer.state.step}: {what}; the run has rolled back {trainer.state.rollbacks} times already "
-                f"(fault_tolerance.spikes.max_rollbacks = {self.config.max_rollbacks}); lower optim.lr, or look at the "
+                f"(fault_tolerance.spikes.max_rollbacks = {self.config.max_rollbacks}); lower optim.lr, or check the "
                 "samples"
             )
         raise RollBack(

@@ -1,8 +1,8 @@
 """A run that hangs says where, and ends, so that its launcher starts it again.
 
 One rank that waits for ever makes all wait, at the price of the whole cluster. A thread looks at the time since the
-last sign of life of the training loop; when that is too long it writes down what this rank was doing and ends the
-process. Four sources, since each is blind to something: Python's stacks (faulthandler), the stacks below Python (py-spy
+last progress of the training loop; when that is too long it writes down what this rank was doing and ends the
+process. Four sources, since each is blind to something: Python's stacks (faulthandler), the native stacks (py-spy
 with --native, where it is installed), the collectives that were begun and not ended (PyTorch's flight recorder: the
 rank that lacks one the others have is the culprit), and a timer in C, which needs no GIL, for a process in which no
 thread can run any more.
@@ -181,16 +181,19 @@ class WatchdogHook(Hook):
             write_mark(path, mark)
         except OSError as error:
             if not self._cannot_write:
-                _say(f"glmforge: rank {mark.rank}: {path} cannot be written ({error.strerror}); others may end")
+                _say(
+                    f"glmforge: rank {mark.rank}: {path} cannot be written ({error.strerror}); other ranks may be "
+                    f"terminated"
+                )
             self._cannot_write = True
 
     def _end_process(self, silent_s: float, what: str) -> None:
         assert self._trainer is not None
         started, rank = time.monotonic(), self._trainer.world.rank
-        silence = f"no sign of life for {silent_s:.0f} s, since {what}"
+        silence = f"no progress for {silent_s:.0f} s, since {what}"
         if self._others is not None and self._others.rank != rank:
-            silence += f"; the last of any rank was {self._describe(self._others)}"
-        _say(f"glmforge: rank {rank} hangs: {silence}; ending it")
+            silence += f"; last progress of any rank: {self._describe(self._others)}"
+        _say(f"glmforge: rank {rank} hangs: {silence}; terminating it")
         try:
             path = self._write_report(self._trainer, silent_s, what)
             _say(f"glmforge: rank {rank}: see {path}")
@@ -220,9 +223,9 @@ class WatchdogHook(Hook):
             "rank": f"{rank} of {trainer.world.size}",
             "steps done": state.step,
             "phase": "all done" if state.finished else self._phase,
-            "seconds without a sign of life": round(silent_s, 1),
-            "last sign of life": what,
-            "last sign of any rank": self._describe(self._others) if self._others is not None else "not known",
+            "seconds without progress": round(silent_s, 1),
+            "last progress": what,
+            "last progress of any rank": self._describe(self._others) if self._others is not None else "not known",
         }
         write_report(path, header)
         return path
@@ -232,8 +235,8 @@ def write_report(path: Path, header: Mapping[str, Any]) -> None:
     """Write what this process is doing to a file; each part is on the disk before the next one is tried."""
     parts: dict[str, Callable[[IO[str]], None]] = {
         "Python stacks": _write_python_stacks,
-        "collectives that have not ended": _write_open_collectives,
-        "stacks below Python": _write_native_stacks,
+        "unfinished collectives": _write_open_collectives,
+        "native stacks": _write_native_stacks,
     }
     with path.open("w", encoding="utf-8") as file:
         file.writelines(f"{name}: {value}\n" for name, value in header.items())
@@ -261,7 +264,7 @@ def _write_native_stacks(file: IO[str]) -> None:
     dump = [py_spy, "dump", "--native", "--pid", str(os.getpid())]
     done = subprocess.run([*limited, *dump], stdout=file, stderr=subprocess.STDOUT, check=False)
     if done.returncode:
-        file.write(f"py-spy ended with {done.returncode}: it needs the right to trace (CAP_SYS_PTRACE) and time\n")
+        file.write(f"py-spy exited with status {done.returncode}; it needs CAP_SYS_PTRACE, and time\n")
 
 
 def _write_open_collectives(file: IO[str]) -> None:

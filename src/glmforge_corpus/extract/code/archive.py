@@ -100,10 +100,10 @@ def _tar(path: Path, wants: Wants) -> Iterator[Member]:
                     file = archive.extractfile(entry)
                     data = file.read() if file else b""
                     if len(data) < entry.size:
-                        raise DataError(f"{path}: '{name}' is cut off: fetch the archive again")
+                        raise DataError(f"{path}: '{name}' is truncated; download the archive again")
                 yield Member(name, entry.size, data)
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise DataError(f"{path}: not readable as an archive ({error}): is the file whole?") from error
+        raise DataError(f"{path}: not readable as an archive ({error}); is the file complete?") from error
 
 
 def _zip(path: Path, wants: Wants) -> Iterator[Member]:
@@ -118,4 +118,4 @@ def _zip(path: Path, wants: Wants) -> Iterator[Member]:
                         data = file.read(entry.file_size + 1)
                 yield Member(name, entry.file_size, data)
     except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, NotImplementedError) as error:
-        raise DataError(f"{path}: not readable as an archive ({error}): is the file whole?") from error
+        raise DataError(f"{path}: not readable as an archive ({error}); is the file complete?") from error

@@ -84,7 +84,7 @@ class PageProcess:
         try:
             _receive(helper.stdout)
         except EOFError:
-            raise RuntimeError(f"the process that reads pages did not start: exit status {self._end()}") from None
+            raise RuntimeError(f"the page parser process did not start: exit status {self._end()}") from None
         return helper
 
     def _end(self) -> int:
@@ -113,8 +113,8 @@ def _cause_of_death(status: int, seconds: float) -> str:
     if status == -signal.SIGPROF:
         return f"took more than {seconds:g} s of CPU time"
     if status >= 0:  # no page ends Python: a fault of ours, told by the traceback that it has written
-        raise RuntimeError(f"the process that reads pages failed with exit status {status}")
-    return f"ended the parser with {signal.Signals(-status).name}"
+        raise RuntimeError(f"the page parser process failed with exit status {status}")
+    return f"killed the parser with {signal.Signals(-status).name}"
 
 
 def _receive(stream: IO[bytes]) -> tuple[int, list[bytes]]:

@@ -205,9 +205,9 @@ class LinearClassifier:
         except FileNotFoundError as error:
             raise DataError(f"{path}: no such model: {hint}") from error
         except (OSError, ValueError, KeyError, TypeError, BadZipFile, EOFError) as error:
-            raise DataError(f"{path}: not a classifier of glmforge ({error}): {hint}") from error
+            raise DataError(f"{path}: not a glmforge classifier ({error}): {hint}") from error
         if meta.get("format") != FORMAT or model.fingerprint != meta["fingerprint"]:
-            raise DataError(f"{path}: damaged or of another version: {hint}")
+            raise DataError(f"{path}: damaged or from another version: {hint}")
         return model
 
 

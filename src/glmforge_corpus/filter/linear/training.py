@@ -85,7 +85,7 @@ def choose_thresholds(
         best = int(np.argmax(precision))
         raise DataError(
             f"--high-precision {high_precision}: no threshold reaches it on the {len(labels):,} held-out documents "
-            f"(best: {precision[best]:.3f} at {thresholds[best]:.3f}): lower it, or give clearer or more seeds"
+            f"(best: {precision[best]:.3f} at {thresholds[best]:.3f}); lower it, or use clearer or more seeds"
         )
     below = float(thresholds[np.flatnonzero(recall >= low_recall)[0]])
     low, high = sorted((below, float(thresholds[reached[-1]])))
@@ -186,15 +186,13 @@ def _check_sizes(seeds: Seeds, held_out: float, names: tuple[str, str]) -> None:
     for name, label in zip(names, (True, False), strict=True):
         count = int(np.sum(seeds.labels == label))
         if not count and seeds.conflicting:
-            raise DataError(
-                f"{name} seeds: no documents are left: {shared}: give other documents, or another text field"
-            )
+            raise DataError(f"{name} seeds: no documents remain: {shared}; use other documents, or another text field")
         smallest = min(int(np.sum((seeds.labels == label) & (seeds.parts == part))) for part in range(3))
         if smallest < MIN_HELD_OUT:
             raise DataError(
                 f"{name} seeds: {count:,} different documents leave {smallest} in the smallest of the three parts "
-                f"(training, calibration, held out), which needs {MIN_HELD_OUT}: give more of them, or another "
-                f"--held-out than {held_out}" + (f" ({shared})" if seeds.conflicting else "")
+                f"(training, calibration, held out), which needs {MIN_HELD_OUT}; add documents, or change --held-out "
+                f"from {held_out}" + (f" ({shared})" if seeds.conflicting else "")
             )
 
 
@@ -214,7 +212,7 @@ def train_on_seeds(
     calibrate, labels = seeds.part(_CALIBRATE)
     slope, intercept = fit_platt(model.logits(calibrate.text_bytes, calibrate.text_offsets), labels)
     if slope <= 0:
-        raise DataError("seeds: the classifier ranks unseen documents no better than chance: give other seeds")
+        raise DataError("seeds: the classifier ranks unseen documents no better than chance; use other seeds")
     model = replace(model, slope=slope, intercept=intercept)
     unseen, labels = seeds.part(_HOLD_OUT)
     probabilities = model.probabilities(unseen.text_bytes, unseen.text_offsets)

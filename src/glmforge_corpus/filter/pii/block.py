@@ -75,7 +75,7 @@ class PII(Block):
     kinds: tuple[Kind, ...] = Field(default=KINDS, strict=False, description="what to mask")
     replacement: Literal["token", "constant"] = Field(
         default="token",
-        description="token: <email> and so on; constant: a value of the same form that belongs to nobody",
+        description="token: <email> and so on; constant: a reserved value of the same form",
     )
     tokens: dict[Kind, str] = Field(default_factory=dict, description="replacement of a kind, instead of the default")
 

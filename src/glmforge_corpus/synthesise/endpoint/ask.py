@@ -101,7 +101,7 @@ class Server(Strict):
         if (fault := url_fault(self.endpoint)) is not None:
             refuse("endpoint", fault)
         if self.max_cost is not None and not (self.prices.prompt or self.prices.completion):
-            refuse("max_cost", "a cap needs prices: give those of prompt and completion tokens")
+            refuse("max_cost", "a cost cap needs prices; pass those of prompt and completion tokens")
         return self
 
 

@@ -50,7 +50,7 @@ def read_inputs(
         ConfigError: both or neither are given; DataError: there is nothing in them.
     """
     if bool(documents) == (questions is not None):
-        raise ConfigError("inputs: give either --documents or --questions")
+        raise ConfigError("inputs: pass either --documents or --questions")
     if questions is None:
         corpus = read_documents(documents, text_field, "skip")
         read = list(corpus)
@@ -61,7 +61,7 @@ def read_inputs(
     found, unreadable = [q for q in lines if isinstance(q, Question)], [q for q in lines if isinstance(q, str)]
     if not found:
         first = f"; the first of {len(unreadable):,} lines: {unreadable[0]}" if unreadable else ""
-        raise DataError(f"{questions}: no questions in it{first}: give JSON lines with one of {_FIELDS}")
+        raise DataError(f"{questions}: no questions{first}; use JSON lines with one of {_FIELDS}")
     return found, unreadable
 
 
@@ -135,7 +135,7 @@ def load_template(path: Path | None, default: str, names: tuple[str, ...]) -> Te
     except OSError as error:
         raise ConfigError(f"prompt {path}: cannot be read ({error.strerror}): check the path") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"prompt {path}: not UTF-8 text: give a Jinja file") from error
+        raise ConfigError(f"prompt {path}: not UTF-8 text; pass a Jinja file") from error
     except TemplateError as error:
         raise ConfigError(f"prompt {path}: {error}: it may use {', '.join(names)}") from error
     for name, mark in marks.items():

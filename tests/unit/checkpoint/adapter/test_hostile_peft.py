@@ -132,7 +132,7 @@ def fewer_experts(tensors: dict[str, Tensor]) -> None:
     ("change", "expected"),
     [
         (other_shape, "q_proj.lora_A.weight: has shape [2, 47] in the adapter, the run needs [2, 48]"),
-        (no_number, "q_proj.lora_A.weight holds values that are not finite"),
+        (no_number, "q_proj.lora_A.weight contains non-finite values"),
         (half, "q_proj.lora_A.weight: is not in the adapter"),
         (one_more, r"'base_model.model.../../x\nglmforge: all is well': the run has no such adapter"),
         (foreign, r"'../../x\nglmforge: all is well' is no name of PEFT's"),

@@ -138,8 +138,8 @@ def test_weights_are_kept_where_they_are_given():
 @pytest.mark.parametrize(
     ("record", "complaint"),
     [
-        ({}, "no conversation: it has the fields none, and needs messages, or conversations, or instruction and"),
-        ({"mesages": []}, "no conversation: it has the fields mesages"),
+        ({}, "not a conversation: it has the fields none, and needs messages, or conversations, or instruction and"),
+        ({"mesages": []}, "not a conversation: it has the fields mesages"),
         ({"messages": []}, r"messages must be a list of at least one message, not \[\]"),
         ({"messages": "hi"}, "messages must be a list"),
         ({"messages": [USER]}, "last message must be the assistant's, not of role 'user'"),

@@ -40,7 +40,7 @@ def test_what_is_taken_of_each(prefixes, ratios, tokens, caps, given):
         ({"ratios": [1, 2]}, r"ratios: 2 for 3 inputs"),
         ({"ratios": [1, 2, 0]}, r"ratios: must be positive"),
         ({"ratios": [1, 2, float("nan")]}, r"ratios: must be positive"),
-        ({"max_epochs": [1, 2]}, r"max_epochs: give one positive number for all inputs, or 3"),
+        ({"max_epochs": [1, 2]}, r"max_epochs: pass one positive number for all inputs, or 3"),
         ({"max_epochs": [1], "tokens": 2_000_000}, r"tokens 2,000,000: the sources have 1,000,000 too few"),
         ({"tokens": 0}, r"tokens 0: must be between"),
     ],

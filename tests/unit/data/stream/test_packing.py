@@ -175,7 +175,7 @@ def test_a_damaged_byte_is_found(make_shard: MakeShard, position: int) -> None:
     contents = bytearray(path.read_bytes())
     contents[position] ^= 1
     path.write_bytes(contents)
-    with pytest.raises(DataError, match=r"shard\.pack-7-.*delete it, and it is built again"):
+    with pytest.raises(DataError, match=r"shard\.pack-7-.*delete it to rebuild it"):
         ensure_packing(shard, 7)
 
 
@@ -184,7 +184,7 @@ def test_a_short_file_is_refused_on_opening(make_shard: MakeShard, size: int) ->
     shard = make_shard([[1, 2, END]] * 20)
     path = ensure_packing(shard, 7).path
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(DataError, match="delete it, and it is built again"):
+    with pytest.raises(DataError, match="delete it to rebuild it"):
         open_packing(shard, 7)
 
 

@@ -8,16 +8,16 @@ pid: 17
 rank: 2 of 6
 steps done: 40
 phase: main
-seconds without a sign of life: 60.1
+seconds without progress: 60.1
 last sign of life: on_step_start
 
 == Python stacks ==
 Thread 0x1 (most recent call first):
 
-== collectives that have not ended ==
+== unfinished collectives ==
 gloo:all_reduce number 17 of group 0 default_pg: started, [[4]] -> [[4]]
 
-== stacks below Python ==
+== native stacks ==
 """
 
 
