@@ -21,11 +21,11 @@ class DataError(GlmforgeError):
 
 
 class CheckpointError(GlmforgeError):
-    """A checkpoint that is missing, not whole, or does not fit the run that wants to load it."""
+    """A checkpoint that is missing, incomplete, or does not fit the run that needs to load it."""
 
 
 class HostError(GlmforgeError):
-    """A machine that cannot be reached, or cannot do what is asked of it."""
+    """A machine that cannot be reached, or cannot do what is requested."""
 
 
 class LaunchError(GlmforgeError):

@@ -116,7 +116,7 @@ def test_a_run_of_epochs_trains_and_goes_on_for_more(glmforge, sft, tmp_path: Pa
         ("chat.jsonl", GOOD + lines({"messages": []}), "chat.jsonl:13: messages must be a list of at least one"),
         ("chat.jsonl", GOOD + b'{"messages": [', "chat.jsonl:13:1: not valid JSON"),
         ("chat.jsonl", GOOD + lines(LONG), "chat.jsonl:13: 4"),
-        ("chat.jsonl", lines(record(1, weight=0)), "nothing is to be learnt"),
+        ("chat.jsonl", lines(record(1, weight=0)), "no trainable tokens"),
         ("chat.jsonl", lines(record(1, loss_weight=1e38)), "loss_weight 1e+38 must be 0, or from 0.0001 to 10000"),
         ("chat.jsonl", lines(record(1, loss_weight=1e-44)), "loss_weight 1e-44 must be 0, or from 0.0001 to 10000"),
         ("chat.jsonl.gz", gzip.compress(GOOD * 50)[:-40], "ends in the middle of a gzip member"),
@@ -196,11 +196,13 @@ def test_nothing_to_learn_is_said(glmforge, sft, weighted_shard, tmp_path: Path)
     """Of a whole shard it is refused, of a batch told; its loss is 0, not 0 / 0."""
     path = sft()
     assert_one_line(
-        glmforge("train", path, f"data.sources.0.path={weighted_shard(np.zeros(12))}"), "weighted.loss", "to be learnt"
+        glmforge("train", path, f"data.sources.0.path={weighted_shard(np.zeros(12))}"),
+        "weighted.loss",
+        "no trainable tokens",
     )
     status, error = glmforge("train", path, f"data.sources.0.path={weighted_shard(np.eye(1, 12)[0])}")
     assert status == 0, error
-    assert "no token of the batch is to be learnt" in " ".join(error.split())
+    assert "the batch has no trainable tokens" in " ".join(error.split())
     losses = [json.loads(line)["loss"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(losses) == 6
     assert sum(loss == 0 for loss in losses) == 5

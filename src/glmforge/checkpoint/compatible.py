@@ -3,9 +3,9 @@
 What a checkpoint holds is a point on a path: weights and optimizer states that were made in one model by one kind of
 optimizer, and a position in an order of samples. A configuration that changes any of these does not go on, it begins
 something else, and is refused. Whatever else changes what is learned from this step on is allowed and noted, so that it
-stands in the record of the run; what changes only speed, place or reporting is nobody's concern.
+stands in the record of the run; what changes only speed, place or reporting is ignored.
 
-The table `RULES` is the whole policy; the guide shows it as it stands here. Phases and sources are told apart by
+The table `RULES` is the whole policy; the guide shows it as it stands here. Phases and sources are distinguished by
 their names: in keys their name stands where their number would.
 """
 
@@ -103,7 +103,7 @@ RULES = (
 
 
 class Difference(NamedTuple):
-    """What was one thing and is another; `ABSENT` where there is none. `path` is the key, in parts."""
+    """What was one thing and is another, or `ABSENT`. `path` is the key, in parts."""
 
     path: tuple[str, ...]
     was: object
@@ -261,7 +261,7 @@ def _num_samples(phase: Mapping[str, Any]) -> int | None:
 
 
 def _same_states(stored: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
-    """Whether the optimizer keeps the same states of the same parameters; False if that cannot be told."""
+    """Whether the optimizer keeps the same states of the same parameters; False if that is unknown."""
     try:
         runs = [RunConfig.model_validate(dict(config)) for config in (stored, current)]
     except ValidationError:

@@ -1,6 +1,6 @@
 """Which checkpoint a path means: wherever a command or a configuration names a model, these forms are understood.
 
-runs/demo                              a run: its newest whole checkpoint
+runs/demo                              a run: its newest complete checkpoint
 runs/demo/checkpoints                  the same
 runs/demo/checkpoints/step-00000900    a checkpoint
 runs/demo@900                          a step of a run, also runs/demo@step-900
@@ -19,7 +19,7 @@ _STEP_OF_RUN = re.compile(r"(?P<run>.+)@(step-)?(?P<step>\d{1,18})")
 
 
 def find_checkpoint(source: Path) -> Path:
-    """The directory of the checkpoint that `source` means. Raises `CheckpointError` if there is none."""
+    """The directory of the checkpoint that `source` means. Raises `CheckpointError` if none is found."""
     if names_step_of_run(source):
         return _step_of_run(source)
     if not source.is_dir():

@@ -1,4 +1,4 @@
-"""Does a checkpoint fit the run that wants to load it? First configurations are compared, then names, shapes, types.
+"""Does a checkpoint fit the run that needs to load it? First configurations are compared, then names, shapes, types.
 
 DCP itself would load what it finds and convert types silently. A run that goes on from tensors it did not
 mean is worse than one that does not start, so every difference is refused here. The tensors of the run are those of

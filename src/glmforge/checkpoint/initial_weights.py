@@ -64,7 +64,7 @@ def load_initial_weights(
         cache_dir: on each node's own disk; a directory in Hugging Face format is copied there first, and read there.
 
     Returns the directory that was read. Raises `CheckpointError` or `ConfigError`, on all ranks, if it cannot be
-    read, is not whole, or holds another model; the tensors are then as they were. Also if weights are not finite.
+    read, is incomplete, or holds another model; the tensors are then as they were. Also if weights are not finite.
     """
     source = _as_nodes_read_it(source, cache_dir)
     path, meta, found = run_each(lambda: _read(source))

@@ -58,7 +58,7 @@ def load_latest(
     before_step: int | None = None,
     step: int | None = None,
 ) -> tuple[Path, CheckpointMeta] | None:
-    """Load the newest whole checkpoint under `root` or on the nodes' own disks; None if there are none. All
+    """Load the newest complete checkpoint under `root` or on the nodes' own disks, or None. All
     ranks call this together.
 
     Args:
@@ -69,8 +69,8 @@ def load_latest(
 
     A newer one that is broken, be it by a single flipped bit, is named in a warning and the next older one
     taken. What is left on the nodes of a run that died before its first checkpoint was whole is removed, and the
-    result is None. Raises `CheckpointError` if there are checkpoints but none is whole, or if the newest whole one does
-    not fit; with `step` also if there is none of it.
+    result is None. Raises `CheckpointError` if there are checkpoints but none is whole, or if the newest complete one
+    does not fit; with `step` also if that step does not exist.
     """
     broken: list[str] = []
     candidates = _candidates(root, local_root, before_step)
@@ -90,7 +90,7 @@ def load_latest(
         raise CheckpointError(
             f"{checkpoint_path(root, step)} is incomplete: {summarize_problems(broken)}; use another checkpoint"
         )
-    if broken and (local_root is None or before_step is not None or not _only_begun(root, candidates)):
+    if broken and (local_root is None or before_step is not None or not _never_completed(root, candidates)):
         raise_none_whole(root, broken)
     if broken and local_root is not None:
         _remove_begun(root, local_root)
@@ -140,7 +140,7 @@ def load_rng_state(path: Path) -> Tensor | None:
 
 def _candidates(root: Path, local_root: Path | None, before_step: int | None) -> list[_Candidate]:
     """All checkpoints, newest first; of one step, those on shared storage first."""
-    run_each(lambda: None)  # no rank writes any more, so what is whole and not published has nobody to publish it
+    run_each(lambda: None)  # no rank writes any more, so whole but unpublished saves would stay unpublished
     run_on_rank_zero(lambda: clear_up(root))
     found = [_Candidate(step_of(path), path, None) for path in run_on_rank_zero(lambda: list_checkpoints(root))]
     if local_root is not None:
@@ -150,7 +150,7 @@ def _candidates(root: Path, local_root: Path | None, before_step: int | None) ->
 
 
 def _of_step(step: int, candidates: list[_Candidate], root: Path) -> list[_Candidate]:
-    """Those of one step. Raises `CheckpointError`, which names others, if there are none."""
+    """Those of one step. Raises `CheckpointError`, which lists the others, if it does not exist."""
     found = [candidate for candidate in candidates if candidate.step == step]
     if not found:
         steps = sorted({candidate.step for candidate in candidates}, reverse=True)
@@ -169,8 +169,8 @@ def _find_problems_of(candidate: _Candidate, local_root: Path | None) -> list[st
     return find_local_problems(local_root, candidate.local)
 
 
-def _only_begun(root: Path, candidates: list[_Candidate]) -> bool:
-    """Whether the run has never had a whole checkpoint: these are what it was writing when it died."""
+def _never_completed(root: Path, candidates: list[_Candidate]) -> bool:
+    """Whether the run has never had a complete checkpoint: these are what it was writing when it died."""
     found = [candidate.local for candidate in candidates]
     if not all(local is not None and local.is_incomplete for local in found):
         return False

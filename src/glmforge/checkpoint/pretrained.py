@@ -35,7 +35,7 @@ TOKENIZER_DIRECTORY = "tokenizer"  # beside the checkpoints of a run
 
 @dataclass(frozen=True)
 class StoredModel:
-    """The model part of a training checkpoint, read tensor by tensor when asked for.
+    """The model part of a training checkpoint, read tensor by tensor when requested.
 
     Attributes:
         path: the checkpoint directory.
@@ -82,7 +82,8 @@ def load_pretrained(
     """A model ready for `logits`, for an `Engine` or for training of your own.
 
     Args:
-        source: a preset's name (random weights of seed 0), a run directory (its newest whole checkpoint), a step of a
+        source: a preset's name (random weights of seed 0), a run directory (its newest complete checkpoint), a step of
+        a
             run (RUN@STEP), one checkpoint, or a directory in Hugging Face format.
         dtype: of the weights and activations; None keeps the stored one (fp32 for presets and checkpoints). Router
             biases stay fp32.
@@ -114,7 +115,7 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
     """The tokenizer of what `load_pretrained` loads: a run, a checkpoint, an export; or a tokenizer's own directory.
 
     A run keeps a copy of its tokenizer; without it, as in a checkpoint that was copied away alone, the one that the
-    configuration names is taken. Raises `CheckpointError` or `DataError` where there is none.
+    configuration names is taken. Raises `CheckpointError` or `DataError` if none is found.
     """
     path = Path(source)
     if not path.exists() and str(source) in preset_names("model"):

@@ -69,7 +69,7 @@ def reset_optimizer(
     `source` is a checkpoint, or a run whose newest whole one is taken. `config` is the configuration of the run that is
     to go on from it, which decides the states' names; None takes the checkpoint's own. `position` "keep" goes on at the
     same step and sample, "zero" begins a new run from these weights. `out` is a run's directory and may be that
-    `checkpoints` directory itself. Raises `CheckpointError`: `source` is not whole, does not fit `config`, or `out`
+    `checkpoints` directory itself. Raises `CheckpointError`: `source` is incomplete, does not fit `config`, or `out`
     holds checkpoints that a run would prefer.
     """
     source = find_checkpoint(source)
@@ -101,7 +101,7 @@ def reset_optimizer(
     kept = {n: TensorSpec(tuple(t.size), t.properties.dtype) for n, t in in_store.items() if n.startswith(prefixes)}
     planner = _LazyPlanner(kept | _states(config), lambda name: stored[name] if name in kept else None, advance)
     with Lease(root.parent, "glmforge checkpoint reset-optimizer"):
-        final = checkpoint_path(_free_root(out, step), step)  # somebody may just have finished there
+        final = checkpoint_path(_free_root(out, step), step)  # another process may just have finished there
         files = _files_of_source(source) if position == "keep" else {}
         _write(final, planner, _new_meta(meta, config, position), files)
     return Reset(final, notes)

@@ -29,7 +29,7 @@ _Adapter = Annotated[
 def show(path: _Adapter) -> None:
     """Show what a checkpoint of adapters holds: base, mode, tensors with shapes and counts, files of the ranks.
 
-    A checkpoint that is not whole, or whose files do not hold what it says, is refused. 'glmforge checkpoint show' and
+    A checkpoint that is incomplete, or whose files do not hold what it says, is refused. 'glmforge checkpoint show' and
     'verify' understand it too.
 
     Example:

@@ -39,7 +39,7 @@ from glmforge.extras import MissingPackageError, explain
 from glmforge.files import escaped
 from glmforge.runtime.cores import limit_spinning
 
-_ops = import_module("glmforge_ops.cli.commands")  # asked for by name: no room imports operations
+_ops = import_module("glmforge_ops.cli.commands")  # requested by name: no room imports operations
 
 app = typer.Typer(
     name="glmforge",

@@ -50,7 +50,7 @@ def show(path: _PathArgument) -> None:
     """Show what a checkpoint holds, or which checkpoints a run has and whether they are whole.
 
     Sizes of files are compared with the manifest; 'verify' also reads the contents. It exits with 1 for a checkpoint
-    that is not whole.
+    that is incomplete.
 
     Example:
 

@@ -18,7 +18,7 @@ _MODEL_FIELDS = ("num_hidden_layers", "hidden_size", "n_routed_experts", "num_ex
 
 
 def local_steps(path: Path) -> list[Path]:
-    """The steps, newest first, in a directory that ranks wrote on a node's own disk; empty if it is none."""
+    """The steps, newest first, in a directory that ranks wrote on a node's own disk, or empty."""
     from glmforge.checkpoint import list_checkpoints
 
     candidates = [path] if is_checkpoint(path) else list_checkpoints(path)

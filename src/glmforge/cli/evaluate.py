@@ -25,7 +25,7 @@ app = typer.Typer(no_args_is_help=True, help="Evaluate a saved model.")
 
 @app.callback()
 def _group() -> None:
-    """With one command only, Typer would leave out its name."""
+    """With one command only, Typer would omit its name."""
 
 
 class Answers(StrEnum):

@@ -33,7 +33,7 @@ def fisher(
     """
     from glmforge.config import load_config
 
-    loaded = load_config(config, overrides or [])  # what is wrong in it is told before torch is imported
+    loaded = load_config(config, overrides or [])  # errors in it are reported before torch is imported
 
     from glmforge.observe.work_progress import work_progress
     from glmforge.recipes.fisher import write_fisher

@@ -182,7 +182,7 @@ def _cache_bytes(gib: float) -> int:
 
 
 def _answer_one(engine: "Engine", text: str, params: "SamplingParams", *, control_tokens: bool) -> None:
-    """Print the answer as it comes, several ones when all are there; and log-probabilities, if they are asked for."""
+    """Print the answer as it comes, several ones when all are there; and log-probabilities, if they are requested."""
     from glmforge.deploy.chat import tokenizer_of
 
     def show(text: str) -> None:

@@ -11,7 +11,7 @@ from glmforge.runtime.heavy import heavy_imports
 
 
 class NamesStages(TyperCommand):
-    """A command whose help ends with the stages that a run can train. They are looked up when help is asked for."""
+    """A command whose help ends with the stages that a run can train. They are looked up when help is requested."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         from glmforge.config.stage import stage_lines
@@ -58,8 +58,8 @@ def train(
     from glmforge.runtime.torchrun import end_with_torchrun
 
     end_with_torchrun()
-    speaks = LaunchEnvironment.read().is_main
-    with ends_at_once("interrupted; run it again to resume from the last checkpoint, if there is one", speaks=speaks):
+    is_main = LaunchEnvironment.read().is_main
+    with ends_at_once("interrupted; run it again to resume from the last checkpoint, if there is one", speaks=is_main):
         chosen = [] if from_step is None else [f"fault_tolerance.resume=step-{from_step}"]
         _train(config, [*(overrides or []), *chosen], force=force)
 
@@ -67,7 +67,7 @@ def train(
 def _train(config: str, overrides: list[str], *, force: bool) -> None:
     from glmforge.config import load_config
 
-    loaded = load_config(config, overrides)  # what is wrong in it is told before torch is imported
+    loaded = load_config(config, overrides)  # errors in it are reported before torch is imported
 
     from glmforge.observe.units import counted
     from glmforge.runtime.launch import LaunchEnvironment
@@ -79,9 +79,9 @@ def _train(config: str, overrides: list[str], *, force: bool) -> None:
     console = Console(stderr=True, quiet=not LaunchEnvironment.read().is_main, soft_wrap=True)
     try:
         state = run(loaded, force=force)
-    except Preempted as told:
-        console.print(f"glmforge: {told}", highlight=False)
-        raise typer.Exit(told.exit_code) from None
+    except Preempted as stop:
+        console.print(f"glmforge: {stop}", highlight=False)
+        raise typer.Exit(stop.exit_code) from None
     directory: Path = loaded.output_dir
     ending = f", stopped: {state.stopped}" if state.stopped else "" if state.is_done else ", stopped on request"
     console.print(

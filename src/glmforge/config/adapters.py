@@ -2,7 +2,7 @@
 
 A map W [out, in] gets A [rank, in] and B [out, rank] beside it and computes W x + scaling B A x. Every published linear
 map is one of its own: gate and up projection, and those of every expert; experts' adapters are stacked as their weights
-are. `experts.gate_up_proj` adapts the packed matrix as one map instead, as PEFT does where it is told the parameter's
+are. `experts.gate_up_proj` adapts the packed matrix as one map instead, as PEFT does when given the parameter's
 name. Only layers of the trunk are adapted; a layer for multi-token prediction stays as it was trained.
 
 Adapters are named as PEFT's files name them, `<map>.lora_A.weight`; those of packed experts, which PEFT keeps in another

@@ -16,7 +16,7 @@ def is_conversation_file(path: Path) -> bool:
 
 
 class ChatConfig(Strict):
-    """What of a conversation is learnt, and what happens to records that are wrong or too long."""
+    """Which parts of a conversation are trained on, and what happens to records that are wrong or too long."""
 
     turns: Literal["all", "last"] = Field(
         default="all",

@@ -62,7 +62,7 @@ def explain(error: ValidationError, cls: type[Strict], tree: Node) -> str:
 
 
 def suggest(name: str, valid: Iterable[str]) -> str:
-    """What else a name may be that is none of `valid`: the nearest of them, or all."""
+    """Suggestions for a name that is not in `valid`: the nearest, or all."""
     names = list(valid)
     near = difflib.get_close_matches(name, names, 1)
     return f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names)}"

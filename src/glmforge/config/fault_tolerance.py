@@ -9,7 +9,7 @@ from glmforge.config.model import Strict
 
 
 class SpikeConfig(Strict):
-    """After a loss spike go back to a checkpoint before it and leave out the batches of the spike."""
+    """After a loss spike go back to a checkpoint before it and omit the batches of the spike."""
 
     window: int = Field(default=128, ge=8, description="window of window of steps that the loss is compared with")
     threshold: PositiveFloat = Field(

@@ -6,7 +6,7 @@ settings into `rope_parameters`; end tokens may stand without a list or be absen
 quantized weights) is refused by name. A model for sequence classification has a score head in place of the
 language-model head.
 
-A field that the file leaves out has the default of transformers' `Glm4MoeConfig`, so that the same weights make the
+A field that the file omits has the default of transformers' `Glm4MoeConfig`, so that the same weights make the
 same model here and there. Those are the values of no published GLM, so a warning names each of them: a published
 file has every field, and one that lacks some is often cut or edited.
 """
@@ -51,7 +51,7 @@ DEFAULTS: Mapping[str, Any] = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
 }
-"""What transformers' `Glm4MoeConfig` takes for a field that is left out."""
+"""What transformers' `Glm4MoeConfig` takes for a field that is omitted."""
 
 _OWN_FIELDS = ("heads", "lm_head")
 _OTHER_NAMES = {"num_mtp_layers": "num_nextn_predict_layers", "num_local_experts": "n_routed_experts"}

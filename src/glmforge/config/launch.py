@@ -1,4 +1,4 @@
-"""How a job is launched, and what its supervisor may do: the options of `glmforge launch`, whatever the launcher.
+"""How a job is launched, and what its supervisor may do: the options of `glmforge launch`, regardless of the launcher.
 
 Options of the command line and a file of them (`glmforge launch --options site.yaml`) are the same fields. The job
 keeps all of them in its `job.yaml`, so that it can be submitted again as it was.

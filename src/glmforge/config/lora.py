@@ -19,7 +19,9 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]  # YAML has no tuples
 
 
 class LoraConfig(Strict):
-    """Adapters beside the linear maps that `targets` name; whatever is neither adapter nor saved module is frozen."""
+    """Adapters beside the linear maps that `targets` name; everything that is neither adapter nor saved module is
+    frozen.
+    """
 
     rank: PositiveInt = Field(default=16, le=MAX_RANK, description="rank of every adapter")
     alpha: PositiveFloat | None = Field(

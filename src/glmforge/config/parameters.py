@@ -56,7 +56,7 @@ class Parameter:
 
     Attributes:
         name: the published one, as in the model's `state_dict`.
-        shape: of the whole tensor, whatever part of it a rank holds.
+        shape: of the whole tensor, not of a rank's part.
         family: as what an optimizer sees it; a "matrix" may be a stack of them.
         initial: "normal" is N(0, `initializer_range`), "fan_in" N(0, 1 / (3 columns)), whose variance is that of
             `nn.Linear`; both are for tensors of two and three dims.
@@ -162,7 +162,7 @@ def parameter_table(config: ModelConfig) -> ParameterTable:
 
 
 def outer_rows(config: ModelConfig) -> Iterator[Parameter]:
-    """The rows outside the layers: embedding, final norm, the language-model head unless it is tied or there is none,
+    """The rows outside the layers: embedding, final norm, the language-model head unless it is tied or absent,
     and the other heads."""
     vocabulary = config.vocab_size, config.hidden_size
     yield Parameter(name=EMBEDDING, shape=vocabulary, family="embedding", initial="normal", tp_dim=0, partial=COMPLETE)

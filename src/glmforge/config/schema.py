@@ -105,7 +105,7 @@ class RunConfig(Strict):
         return tokens
 
     def steps_before(self, samples: Mapping[str, int]) -> int:
-        """Steps that take, of each phase by name, so many of its first samples, as planned."""
+        """Steps that take, of each phase by name, this many of its first samples, as planned."""
         return sum(phase.steps_before(samples.get(phase.name, 0)) for phase in self.phases)
 
     def source_weights(self, phase: PhaseConfig) -> dict[str, float]:

@@ -1,6 +1,6 @@
-"""Variables that hold secrets: their values go from process to process, and into no file, log or screen of ours.
+"""Variables that hold secrets: their values go from process to process, and into no file, log or screen of glmforge.
 
-A launched job's options say `***` in place of such a value, which means: taken from the environment of whoever
+A launched job's options say `***` in place of such a value, which means: taken from the environment of the user who
 submits the job.
 """
 

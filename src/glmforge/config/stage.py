@@ -1,4 +1,4 @@
-"""`stage`: what a run trains. It decides which settings a run has, and what those are that it leaves out.
+"""`stage`: what a run trains. It decides which settings a run has, and what those are that it omits.
 
 A stage is declared once, as a `StageDeclaration` in `STAGES`: configurations, training, plans, the check whether a run
 fits, help and docs read it there. `PLANNED_STAGES` are those that `glmforge plan --stage` knows and no run trains yet.
@@ -40,8 +40,8 @@ SAMPLES_OF_SFT: Mapping[str, Any] = {
     "temperature": 0.0,
     "weight_bytes": 1 << 30,
 }
-"""`observe.samples` of a run that evaluates on conversations and does not say. Nobody has planned for it, so it keeps
-few gathered weights: a large model takes longer, and no run ends for want of memory."""
+"""`observe.samples` of a run that evaluates on conversations without setting it. It was not planned for, so it keeps
+few gathered weights: a large model takes longer, and no run ends for lack of memory."""
 
 
 class SftConfig(Strict):

@@ -1,6 +1,6 @@
 """YAML as a tree that remembers where every value was written.
 
-A run's configuration is put together from several files, a preset and the command line. Merging PyYAML's
+A run's configuration is assembled from several files, a preset and the command line. Merging PyYAML's
 nodes instead of plain dictionaries keeps each value's file and line, so that an error found at the very end,
 after all merging, still points at the line to fix. Trees are never changed in place: every function returns
 a new one.
@@ -131,8 +131,8 @@ for _kind in (_Loader, _QuickLoader):
 def quick_value(text: str) -> Any:
     """The value of a document, read by libyaml: several times as fast as `parse`, but without lines and bounds.
 
-    For small files that programs of ours have written, of which many are read at once. None for whatever is not as
-    `dump` writes it: `parse` it then, which says what is wrong.
+    For small files that programs of glmforge have written, of which many are read at once. None for anything that is
+    not as `dump` writes it: `parse` it then, which says what is wrong.
     """
     if "&" in text or "*" in text or len(text) > _MAX_QUICK:
         return None
@@ -238,7 +238,7 @@ def as_mapping(node: Node) -> yaml.MappingNode:
 
 
 def child(node: Node | None, part: str | int) -> Node | None:
-    """The value under a key or index, None where there is none."""
+    """The value under a key or index, or None."""
     if isinstance(node, yaml.MappingNode):
         return next((value for key, value in node.value if key.value == part), None)
     if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and 0 <= part < len(node.value):

@@ -7,7 +7,7 @@ of them compiles all anew.
 
 It is beside the package or, where that cannot be written, in the user's cache; NUMBA_CACHE_DIR, if set, names another
 place, such as a node's own disk on a cluster. numba runs what lies there, so a directory that is not beside the package
-has to be the user's alone; without one, every process compiles anew.
+must be the user's alone; without one, every process compiles anew.
 """
 
 import hashlib

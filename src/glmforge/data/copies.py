@@ -1,7 +1,7 @@
 """Copies of files from shared storage on a node's own disk.
 
-Whoever copies holds the lock of the directory (`glmforge.data.files.alone_in`): a second process, of this run or
-another one, waits and then finds all there, and if the copying process dies, the lock goes to the next. A file takes
+The process that copies holds the lock of the directory (`glmforge.data.files.alone_in`): a second process, of this run
+or another one, waits and then finds all there, and if the copying process dies, the lock goes to the next. A file takes
 its name when it is whole, on the disk, as long as the original and of the checksum that is known of it; it then gets
 the original's time of change, by which (with the length, as rsync does) a later run sees that the copy is still good.
 So copying that was interrupted goes on with the files that are not there.

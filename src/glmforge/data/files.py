@@ -94,7 +94,7 @@ def _write_through(file: BinaryIO, data: bytes) -> None:
 
 @contextmanager
 def alone_in(directory: Path) -> Iterator[None]:
-    """Hold the lock of `directory`, which is made if need be; waits for whoever holds it."""
+    """Hold the lock of `directory`, which is made if need be; waits for its holder."""
     with disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         lock = (directory / CACHE_LOCK).open("w")
@@ -112,7 +112,7 @@ def refuse_existing(path: Path, overwrite: bool) -> None:
 
 
 def refuse_unwritable(path: Path, overwrite: bool) -> None:
-    """Raise unless a file of that name may be made or replaced: told before hours of work, not after."""
+    """Raise unless a file of that name may be made or replaced: checked before hours of work, not after."""
     refuse_existing(path, overwrite)
     if path.is_dir():
         raise DataError(f"{path}: is a directory; pass a file name")

@@ -22,7 +22,7 @@ MAX_NEW_TOKENS = 256
 
 
 def default_max_new_tokens(engine: Engine) -> int:
-    """How long an answer may get where nobody says: 256 tokens, but at most half of the model's positions."""
+    """How long an answer may get by default: 256 tokens, but at most half of the model's positions."""
     return max(1, min(MAX_NEW_TOKENS, _num_positions(engine) // 2))
 
 

@@ -119,7 +119,7 @@ def observe_step(
         batch = make_batch()
         micro_batches = batch.micro_batches(world.layout.micro_batch_size or len(batch.ids_BS))
         for micro_batch in micro_batches:
-            micro_batch.documents()  # kept with it; otherwise made when the denominators are asked for
+            micro_batch.documents()  # kept with it; otherwise made when the denominators are requested
         seen.mark("share")
         train_step(
             NativeBackend(model, optimizer),

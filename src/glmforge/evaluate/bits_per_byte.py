@@ -2,7 +2,7 @@
 
 Bits per byte compares models with different tokenizers: the summed loss in bits over the bytes of text it was paid for.
 Accuracy is the share of labels that are the model's likeliest token. Of conversations (shards with loss weights) all of
-this is of what is learnt alone: labels of weight 0 are none, and the others count alike.
+this is of what is trained on alone: labels of weight 0 are none, and the others count alike.
 MTP acceptance at depth k is the share of tokens where the k-th MTP layer's greedy guess is also the trunk's, once the
 trunk gets there: at depth 1, what speculative decoding would accept.
 

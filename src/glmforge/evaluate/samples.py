@@ -38,7 +38,7 @@ class SampleWriter:
     """Has a model write what `config` asks for.
 
     Raises:
-        ConfigError: prompts of held-out conversations are asked for, and `held_out` has none.
+        ConfigError: prompts of held-out conversations are requested, and `held_out` has none.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class SampleWriter:
             self.prompts += [prompt.ids for prompt in found]
 
     def _cache_bytes(self, runner: ShardedModel, mine: Iterable[int]) -> int:
-        """Room for all of these prompts' answers at once, as far as it may be had; a page where there is none."""
+        """Room for all of these prompts' answers at once, within the limit; one page without prompts."""
         lengths = [len(self.prompts[index]) + self.config.max_new_tokens for index in mine]
         num_pages = self.config.num_samples * sum(-(-length // PAGE_SIZE) for length in lengths)
         return min(max(num_pages, 1) * runner.page_bytes(PAGE_SIZE), self.config.cache_bytes)

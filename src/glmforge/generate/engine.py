@@ -101,7 +101,7 @@ class Engine:
         self.samples = Samples(self.scheduler, self.runner, self._sequence)
         self._num_requests = 0
         self._updates: list[Update] = []
-        """What is to be told. It is kept where a step fails behind it."""
+        """Pending updates. Kept if the step fails afterwards."""
 
     @classmethod
     def load(
@@ -174,17 +174,17 @@ class Engine:
         self._drop(number, "cancelled")
 
     def step(self) -> list[Update]:
-        """Compute one step; the tokens that it gave, and what has ended. Nothing if nobody waits.
+        """Compute one step; returns new tokens and finished requests. Empty if no request waits.
 
         Ranks that share a model call this together, those without requests too (see `generate.sharded`).
 
         Raises:
             Exception: what is not one request's fault, such as no memory for the model. What has been chosen before is
-                told by the next step that succeeds.
+                reported by the next step that succeeds.
         """
         if not self.is_idle and self.runner.weights_differ(closely=not self.scheduler.running):
             self.weights_changed()
-        self._hear_grammars(0.0)
+        self._poll_grammars(0.0)
         steps = self.scheduler.next_step()
         if steps or self.runner.is_collective:
             try:
@@ -194,7 +194,7 @@ class Engine:
                     sequence.settle()
                 raise
         else:
-            self._hear_grammars(_PATIENCE_S)
+            self._poll_grammars(_PATIENCE_S)
         updates, self._updates = self._updates, []
         return updates
 
@@ -231,7 +231,7 @@ class Engine:
                 self.speculation.draft(computed)
         finally:
             self.following.ask(chosen)
-        self._hear_grammars(max(_PATIENCE_S, time.perf_counter() - began))
+        self._poll_grammars(max(_PATIENCE_S, time.perf_counter() - began))
         self.metrics.end_step([update.request for update in self._updates if update.token is not None])
 
     def generate(
@@ -244,7 +244,7 @@ class Engine:
         alive: Alive = quiet,
     ) -> list[list[Sample]]:
         """Answers to all prompts, the samples of each, however many may wait at a time. `on_update` is called with
-        whatever the steps give meanwhile.
+        regardless of what the steps yield meanwhile.
 
         `stopped` is asked before each step; once it is true, the answers end as they are. `alive` is called before
         each step, of other ranks' answers too.
@@ -284,10 +284,10 @@ class Engine:
     def weights_changed(self, *, recompute: bool = True) -> None:
         """The weights are others now. With `recompute`, what is in the cache is computed again under them.
 
-        Tokens that were given stay, with the log-probabilities and experts that were told of them under the old ones.
+        Generated tokens stay, with the log-probabilities and experts reported under the old weights.
         Without this call, changes of a whole model's weights are noticed when the engine begins to work; while it
         works, those that PyTorch counts (`Tensor._version`), which a fused optimizer's are not. Sharded weights, and
-        modules that took the place of others, have to be told.
+        replaced modules, must be reported.
         """
         self.runner.weights_changed()
         self.memory.forget_prefixes(self.scheduler.running)
@@ -352,8 +352,8 @@ class Engine:
             )
         )
 
-    def _hear_grammars(self, seconds: float) -> None:
-        """Hear what grammars say within so many seconds; sequences end that are complete or as long as may be."""
+    def _poll_grammars(self, seconds: float) -> None:
+        """Hear what grammars say within this many seconds; sequences end that are complete or as long as may be."""
         heard = self.following.hear(seconds)
         for number, error in heard.items():
             if error is not None:

@@ -24,7 +24,7 @@ class Waiting(NamedTuple):
 
     @classmethod
     def of(cls, seconds: Iterable[float]) -> "Waiting":
-        """NaN if nobody waited yet."""
+        """NaN before the first request."""
         ordered = sorted(seconds) or [float("nan")]
         return cls(statistics.median(ordered), ordered[int(0.95 * (len(ordered) - 1))], ordered[-1])
 

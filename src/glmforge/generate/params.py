@@ -1,4 +1,4 @@
-"""How a request's tokens are chosen, what is told of them, and when an answer ends."""
+"""How a request's tokens are chosen, what is reported about them, and when an answer ends."""
 
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
@@ -31,11 +31,11 @@ class SamplingParams:
     out, temperature, min-p, top-k, top-p. Each of the last three looks at what the ones before it have left.
 
     Attributes:
-        max_new_tokens: at most so many are generated, for each sample.
-        min_new_tokens: no stop token is chosen and no stop string ends an answer before it has so many.
+        max_new_tokens: at most this many are generated, for each sample.
+        min_new_tokens: no stop token is chosen and no stop string ends an answer before it has this many.
         temperature: logits are divided by it; 0 takes the likeliest token. Numbers are at most 1e9.
         top_p: the smallest set of tokens whose probability reaches it is kept.
-        top_k: so many of the likeliest tokens are kept; 0 keeps all.
+        top_k: this many of the likeliest tokens are kept; 0 keeps all.
         min_p: tokens less likely than this share of the likeliest one's probability are dropped.
         repetition_penalty: logits of tokens that the prompt or the answer has are divided by it, negative ones
             multiplied (Keskar et al., 2019).
@@ -49,15 +49,17 @@ class SamplingParams:
             tokenizer and the extra `grammar`.
         grammar: the answer is a text of this grammar, in Lark's notation as llguidance takes it:
             `start: "yes" | "no"`, `start: /[0-9]+/`. Needs the same.
-        seed: tokens are a function of it, the number of the sample and the prompt, whatever else is in the batch.
+        seed: tokens are a function of it, the number of the sample and the prompt, independent of the rest of the
+        batch.
             None takes a seed from that of the engine and the number of the request.
         num_samples: answers to the same prompt, which is computed once; at most 4,096.
         stop_ids: a token that ends an answer, and is its last; without any, those of the engine's tokenizer.
         stop: a string that ends an answer; the text ends before it, the tokens with the one that completed it. At most
             64, of up to 1,024 characters. Needs a tokenizer.
-        logprobs: log-probabilities of each chosen token and of so many of the likeliest, under the temperature (under
+        logprobs: log-probabilities of each chosen token and of this many of the likeliest, under the temperature (under
             1 for temperature 0) and before anything else changes them; None for none.
-        prompt_logprobs: those of the prompt's tokens but the first. All of the prompt is computed for it, whatever
+        prompt_logprobs: those of the prompt's tokens but the first. All of the prompt is computed for it, regardless
+        of what
             prefixes are known.
         experts: the experts that every token of the prompt and the answer chose in every layer, but the answer's last
             token, which nothing is computed from. All of the prompt is computed for it.
@@ -117,7 +119,7 @@ class SamplingParams:
         return self.grammar is not None or self.json_schema is not None
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise `RequestError` for a token that a model of so many does not have, and where none is left to choose."""
+        """Raise `RequestError` for a token outside a vocabulary of this size, and if no token is left to choose."""
         named = [*self.logit_bias, *self.banned_tokens, *self.first_tokens, *self.stop_ids]
         for token in named:
             if token >= vocab_size:
@@ -214,7 +216,7 @@ def _shown(value: object) -> str:
     """As errors show it: in one line, however long it is."""
     try:
         return shown(repr(value))
-    except ValueError:  # Python does not write out a number of so many digits
+    except ValueError:  # Python does not write out a number of this many digits
         return "a number of thousands of digits"
 
 

@@ -90,7 +90,7 @@ class ShardedModel:
         # What a few tokens need is not worth compiling for each number of them.
         compiling = torch.compiler.set_stance("force_eager") if self.model.parallel.compile else nullcontext()
         with self.model.evaluating():
-            # Weights that lie whole are read where they lie: nothing has to be kept.
+            # Weights that lie whole are read where they lie: nothing must be kept.
             self.weight_bytes = WeightBytes(0, 0) if self._fits() else self._weights.begin()
             self._in_session, self._way_is_chosen = True, False
             try:
@@ -105,7 +105,7 @@ class ShardedModel:
         self._weights.refresh()
 
     def weights_differ(self, *, closely: bool) -> bool:
-        """A rank knows its shards only, and others have to begin anew with it: they are told, by `weights_changed`."""
+        """A rank knows its shards only, and others have to restart with it: they are notified by `weights_changed`."""
         return False
 
     def page_bytes(self, page_size: int) -> int:

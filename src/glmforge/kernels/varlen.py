@@ -32,7 +32,7 @@ def causal(function: Callable[..., Any]) -> CausalAttention:
     """`function`, a release's `varlen_attn`, with the options that make it causal over grouped key/value heads.
 
     Raises:
-        UnknownSignatureError: it cannot be told how to make it so.
+        UnknownSignatureError: it is unknown how to make it so.
     """
     signature = inspect.signature(function)
     options: dict[str, Any] = {}

@@ -254,17 +254,19 @@ class GlmMoe(nn.Module):
             mtp.append(head(h_TD, heads, depth))
         return ForwardOutput(main, tuple(mtp), stats.result(h_TD.device))
 
-    def _told(self, half: ModelInputs) -> "_Told":
+    def _told(self, half: ModelInputs) -> "_LayerContext":
         noise, map_noise = (half.noise, half.map_noise) if self.training else (None, None)
         if half.routing is not None:
             half.routing.check(self.config, len(half.rows.row_T))
-        return _Told(self.rope(half.positions_T), half.attend, half.rows, noise, map_noise, half.routing, half.adapters)
+        return _LayerContext(
+            self.rope(half.positions_T), half.attend, half.rows, noise, map_noise, half.routing, half.adapters
+        )
 
     def _run_layer(
         self,
         layer: DecoderLayer,
         states_TD: Iterable[Sequence[Tensor]],
-        halves: Sequence["_Told"],
+        halves: Sequence["_LayerContext"],
         stats: "_StatsCollector",
     ) -> list[Tensor]:
         """The states of each half after `layer`, which reads one or two tensors of each."""
@@ -315,8 +317,8 @@ class GlmMoe(nn.Module):
         return cast(Tensor, output.main).unflatten(0, ids_BS.shape)
 
 
-class _Told(NamedTuple):
-    """What all layers are told of their tokens."""
+class _LayerContext(NamedTuple):
+    """What all layers know of their tokens."""
 
     rope: Rope
     attend: Attend
@@ -344,7 +346,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 class _StatsCollector:
-    """Gathers what the routers report (and what the auxiliary loss needs, if asked for) over the layers."""
+    """Gathers what the routers report (and what the auxiliary loss needs, if requested) over the layers."""
 
     def __init__(self, config: ModelConfig, rows: Rows, with_aux_loss: bool, with_routing: bool) -> None:
         self.config, self.rows, self.with_aux_loss, self.with_routing = config, rows, with_aux_loss, with_routing

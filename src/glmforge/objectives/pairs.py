@@ -1,7 +1,7 @@
 """Pairs of documents that are compared: a chosen and a rejected answer, for reward models and preferences.
 
-Rows 2i and 2i + 1 of a batch belong together, whatever the documents packed in them: the j-th document of the one is
-compared with the j-th of the other. So a micro-batch, and a rank's share, has an even number of rows.
+Rows 2i and 2i + 1 of a batch belong together, regardless of the documents packed in them: the j-th document of the one
+is compared with the j-th of the other. So a micro-batch, and a rank's share, has an even number of rows.
 """
 
 import torch

@@ -2,7 +2,7 @@
 
     Background(TensorBoard(directory))
 
-Records wait in a queue of limited length. While it is full they are left out, with a warning; a sink that keeps it full
+Records wait in a queue of limited length. While it is full they are omitted, with a warning; a sink that keeps it full
 for longer than a limit raises, and the bus drops it. What the sink itself raises comes out at the next call. A process
 that is killed loses what waits in the queue, so the run's own files are written at once instead
 (`glmforge.observe.run_sinks.RunFiles`).

@@ -1,4 +1,4 @@
-"""The control file: how somebody at a terminal tells a live run to save, to stop or to profile.
+"""The control file: how a user at a terminal makes a live run save, stop or profile.
 
 `<run>/control` holds one command. Rank 0 looks for it before each step, takes it away and answers with an event, so it
 works wherever the run's directory can be written, on no port and with no signal. The file appears whole and is taken by
@@ -26,7 +26,7 @@ _MAX_CHARACTERS = 200
 
 
 class ControlError(GlmforgeError):
-    """A command that is none, or a run that cannot be told anything."""
+    """An invalid command, or a run that accepts no commands."""
 
 
 class Command(NamedTuple):
@@ -67,7 +67,7 @@ def send_command(root: Path, command: Command) -> None:
 
 
 def take_command(root: Path) -> str | None:
-    """Take the control file's text away, None if there is none. Costs one look at the directory if there is none."""
+    """Remove the control file and return its text, or None. Costs one look at the directory without one."""
     path = RunDirectory(root).control
     try:
         path.stat()

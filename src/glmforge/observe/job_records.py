@@ -5,7 +5,7 @@
       run.yaml              of a training job: the effective configuration
       script.sh             what the scheduler was given
       scheduler-*.log       what the scheduler's shell printed
-      .script-ran-17-0      under Slurm: the script of this submission began, after so many restarts
+      .script-ran-17-0      under Slurm: the script of this submission began, after this many restarts
       submissions.jsonl     every submission to a scheduler
       events.jsonl          every decision of the supervisor, and of people
       nodes.json            nodes that failed, those that are excluded, and since when
@@ -44,10 +44,10 @@ STARTED = "supervisor started"
 """The first event of a supervisor."""
 
 CANCELLED = "cancelled"
-"""The event after which no supervisor starts the submission that it names again, until somebody submits the job."""
+"""The event after which no supervisor restarts the submission that it names, until the job is submitted."""
 
 SUBMITTED = ("submitted", "submitted again")
-"""Events of somebody who wants the job to run."""
+"""Events that request the job to run."""
 
 _SCRIPT_RAN = re.compile(r"\.script-ran-(\d{1,12})-(\d{1,9})", re.ASCII)
 """An empty file that the script of a Slurm job leaves first of all."""
@@ -144,7 +144,7 @@ class AttemptRecord(FileRecord):
 
     @property
     def trained(self) -> bool:
-        """Whether a step was made, as far as steps are told."""
+        """Whether a step was made, as far as steps are reported."""
         return self.last_step is not None and self.last_step > (self.first_step or 0)
 
 
@@ -212,7 +212,7 @@ class JobDirectory:
         return sorted(int(name) for name in names if re.fullmatch(r"\d{4,9}", name, re.ASCII))
 
     def read_attempts(self) -> list[AttemptRecord]:
-        """In order; one that never began is left out. Raises `LaunchError` if a record is damaged."""
+        """In order; one that never began is omitted. Raises `LaunchError` if a record is damaged."""
         records = (AttemptRecord.read(self.attempt(number).record) for number in self.attempt_numbers())
         return [record for record in records if record is not None]
 
@@ -243,7 +243,7 @@ class JobDirectory:
         return read_jsonl(self.events) if self.events.exists() else []
 
     def is_cancelled(self, submission: Submission | None = None) -> bool:
-        """Whether this submission, or the newest, was cancelled, and nobody has submitted it again since."""
+        """Whether this submission, or the newest, was cancelled, and not submitted again since."""
         if submission is None:
             submissions = self.last_submissions()
             if not submissions:
@@ -288,7 +288,7 @@ class AttemptDirectory:
         return self.root / f"rank-{rank:05d}.json"
 
     def read_ranks(self) -> list[RankRecord]:
-        """Those that were started, by rank; one whose record is damaged is left out."""
+        """Those that were started, by rank; one whose record is damaged is omitted."""
         found = []
         for path in sorted(self.root.glob("rank-*.json")):
             with suppress(GlmforgeError):

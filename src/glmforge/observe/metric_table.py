@@ -117,7 +117,7 @@ class MetricTable(Mapping[str, Metric]):
                 )
 
     def record(self, values: Mapping[str, object]) -> dict[str, Any]:
-        """A record, in the table's order, of Python, numpy or torch values; `None` (not known) is left out.
+        """A record, in the table's order, of Python, numpy or torch values; `None` (not known) is omitted.
 
         Reading a tensor waits for its device: call this on logging steps only.
 

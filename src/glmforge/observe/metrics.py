@@ -4,7 +4,7 @@ A record is a JSON-able dictionary: of numbers and text, of lists with one numbe
 number per source. Training writes one per logging step, evaluation one per source; the sinks, the progress bar, the
 HTML report and the docs all take their names from the table (`glmforge.observe.metric_table`). What is not known is
 absent: there is no MFU on a device whose peak is unknown and no `device_memory_bytes` on a CPU. What one rank
-alone can tell (memory, communication) is told by the rank that writes the record.
+alone can tell (memory, communication) is reported by the rank that writes the record.
 
 Labels of lists: `router` counts MoE layers, then MTP layers; `layer` counts decoder layers, then MTP layers.
 """

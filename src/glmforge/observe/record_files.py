@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 _MAX_LINE = 1 << 26
-"""Bytes; a longer line is none of a record."""
+"""Bytes; a longer line is not a record."""
 
 END_BYTES = 1 << 16
 """What `last_records` reads of the end of a file."""
@@ -166,7 +166,7 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[Record]:
 def last_records(path: Path) -> list[Record]:
     """The records at the end of a JSONL file in order, [] if there is no file: as fast for a long one.
 
-    A last line that was cut is left out. Raises `RunFileError` if another line is damaged, or it is no plain file.
+    A last line that was cut is omitted. Raises `RunFileError` if another line is damaged, or it is no plain file.
     """
     lines = [line for line in _end_lines(path) if line.strip()]
     found = [_decode_line(line) for line in lines]
@@ -176,7 +176,7 @@ def last_records(path: Path) -> list[Record]:
 
 
 def newest_records(path: Path, *words: str) -> Iterator[Record]:
-    """The records at the end, newest first; damaged lines are left out. Raises `RunFileError`: it is no plain file.
+    """The records at the end, newest first; damaged lines are omitted. Raises `RunFileError`: it is no plain file.
 
     Args:
         words: decode only lines that have one of these as a string.

@@ -11,7 +11,7 @@
     events.jsonl       what happened to the run: started, resumed, killed, rolled back
     time.jsonl         of a run that a job's supervisor started: where its time went
     anomalies.jsonl    steps with an unusual loss or gradient, and the samples they saw
-    skipped.json       samples that are left out since a loss spike
+    skipped.json       samples that are omitted since a loss spike
     control            a command to the live run, until it is taken
     hangs/             what each rank was doing when the run hung
     profile/           step-*, traces of steps that were profiled

@@ -37,7 +37,7 @@ def build_optimizer(
     seed: int = 0,
     kernels: KernelsConfig = UNMEASURED,
 ) -> "Optimizer":
-    """The optimizer of all parameters that require a gradient; frozen ones are left out.
+    """The optimizer of all parameters that require a gradient; frozen ones are omitted.
 
     Build it after the model has been sharded, from the parameters of all model parts on this rank. `table` is the whole
     model's, from which `glmforge.config.parameter_groups` makes the groups. `world` is the one the model is laid out

@@ -1,7 +1,7 @@
 """Is the model the one that the table of parameters declares? Asked when it is built, before it has any memory.
 
-A parameter without a row would be initialised, summed, trained and stored by nobody's word, and a row that does not
-fit its parameter tells readers of the table what is not so. Either ends the build with the name of the parameter.
+A parameter without a row would be initialised, summed, trained and stored without a declaration, and a row that does
+not fit its parameter tells readers of the table what is not so. Either ends the build with the name of the parameter.
 """
 
 from collections.abc import Iterator

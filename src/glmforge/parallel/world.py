@@ -158,7 +158,9 @@ def join_world(
 
 @contextmanager
 def _explained(peers: Peers) -> Iterator[None]:
-    """What ends this rank is told to the others; what another rank's end does to this one is one line that names it."""
+    """The cause of this rank's failure is reported to the others; another rank's failure becomes one line that names
+    it.
+    """
     try:
         yield
     except PeerLostError:

@@ -1,4 +1,4 @@
-"""The five questions of somebody who is about to rent GPUs, answered in words from a plan.
+"""Five questions before renting GPUs, answered in words from a plan.
 
 Terminal and page print these; scripts read `glmforge.plan.report.as_json`.
 """

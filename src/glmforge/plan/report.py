@@ -1,7 +1,7 @@
 """Everything that `glmforge plan` knows of a run on a machine, in one object and as JSON.
 
 The terminal, the page and `--json` show the same `PlanReport`, so none of them can say what another does not. What a
-plan was not asked for is None in it.
+plan was not requested is None in it.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A configuration to begin with: a complete file that fits somebody's own tokenizer, text and machine.
+"""A first configuration: a complete file for the user's tokenizer, text and machine.
 
 What to train follows from what is there. The model's vocabulary and special ids are the tokenizer's. The number of
 steps fills the time that is given, measured on this machine, or else trains until more of the same text would teach
@@ -67,7 +67,7 @@ class NewRun:
     Attributes:
         text: the file's content.
         config: the same, loaded.
-        num_epochs: how often the text is gone through.
+        num_epochs: how often the text is passed through.
         step_seconds: how long a step takes on this machine; None if no time was given.
         held_out: shards that are evaluated on.
     """

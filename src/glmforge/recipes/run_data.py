@@ -1,6 +1,6 @@
 """What a run reads, opened and checked before the first step: tokenizer, sources, held-out text.
 
-Also what has to be made once before it can be read: encoded conversations, copies on a node's own disk, best-fit
+Also what must be made once before it can be read: encoded conversations, copies on a node's own disk, best-fit
 packings.
 """
 

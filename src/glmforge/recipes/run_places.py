@@ -1,7 +1,7 @@
 """Where a run writes: its directory, and what is to lie apart from it, on larger storage or among the logs of others.
 
 For `checkpoint.dir` and `observe.tensorboard_dir` there are links in the run's directory under the usual names
-(`checkpoints`, `tensorboard`). Everything else goes by those: whoever is given the run's directory, a report, an
+(`checkpoints`, `tensorboard`). Everything else goes by those: any user of the run's directory, a report, an
 export or a person, finds them without its configuration, and a run whose storage is not mounted is not taken for one
 that has no checkpoints yet.
 """

@@ -1,4 +1,4 @@
-"""A run of any stage: its recipe opened, trainer and hooks put together, taken up where it was, trained to its end."""
+"""A run of any stage: its recipe opened, trainer and hooks assembled, taken up where it was, trained to its end."""
 
 import json
 import logging
@@ -54,13 +54,13 @@ logger = logging.getLogger(__name__)
 
 
 def train(config: RunConfig, hooks: Sequence[Hook] = (), *, force: bool = False) -> TrainState:
-    """Run `config` to its end, from the newest whole checkpoint if there is one.
+    """Run `config` to its end, from the newest complete checkpoint if there is one.
 
     `hooks` are called besides the run's own, before those that save and that end it. `force` begins a run that by plan
     does not fit the memory at hand.
     Under torchrun all ranks call this together. Everything that can be refused is refused before the first step:
     layout, memory, another run in the directory, tokenizer, shards, checkpoint. Raises `GlmforgeError` for what the
-    user can fix, `OutOfMemory` among them, and `Preempted` when a signal told the run to give way.
+    user can fix, `OutOfMemory` among them, and `Preempted` when a signal asked the run to stop.
     """
     check_nodes(config)
     launch = LaunchEnvironment.read()

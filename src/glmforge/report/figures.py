@@ -128,7 +128,7 @@ def _tokens_between(records: list[Record]) -> Iterator[dict[str, float]]:
 
 
 def _value(record: Record, tokens: dict[str, float], name: str, shown: list[str]) -> float:
-    """A source's loss in a record, or that of all sources not `shown`; NaN where there is none."""
+    """A source's loss in a record, or that of all sources not `shown`, or NaN."""
     losses = record["source_loss"]
     if name in shown:
         return float(losses.get(name, math.nan))

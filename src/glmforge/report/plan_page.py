@@ -1,4 +1,4 @@
-"""A plan as a page that needs nothing else: to play with, to print, to send to whoever pays.
+"""A plan as a self-contained interactive page, to print or send around.
 
 What the terminal says stands on top. Below it is a form: every combination of GPU, number, network and batch that it
 offers was planned beforehand (`glmforge.plan.variations`), so the page has no model of its own that could disagree with
@@ -80,7 +80,7 @@ def check_suffix(out: Path) -> None:
 
 
 def variations_as_json(report: PlanReport) -> dict[str, Any]:
-    """What the form looks up. `cells`: seconds of a step and of its parts, bytes of the peak; or why there are none."""
+    """What the form looks up. `cells`: seconds of a step and its parts, bytes of the peak; or why they are missing."""
     found = list(vary(report.config, report.layout, report.machine, report.stage))
     devices = list({cell.machine.accelerator.name: cell.machine.accelerator for cell in found}.values())
     parts = sorted({name for cell in found if cell.step for name in cell.step.parts})

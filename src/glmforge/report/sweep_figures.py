@@ -1,7 +1,7 @@
 """What a sweep's page draws: the loss of every run, and all settings of a run as one line that ends at its measure.
 
-Few runs can be told apart by colour. The best have one each and stand in the legend; the others are thin and grey, so
-that one sees where the best lie among them.
+Few runs can be distinguished by colour. The best have one each and stand in the legend; the others are thin and grey,
+so that one sees where the best lie among them.
 """
 
 import math
@@ -143,7 +143,9 @@ def _legend(axes: Axes) -> None:
 
 
 def _thinned(run: SweepRun) -> tuple[np.ndarray, np.ndarray]:
-    """At most so many points that a page of hundreds of runs stays small; means of neighbours where there are more."""
+    """At most this many points, so that a page of hundreds of runs stays small; means of neighbours where there are
+    more.
+    """
     tokens, losses = np.array(run.tokens, dtype=float), np.array(run.losses, dtype=float)
     window = smoothing_window(len(losses))
     if window > 1:

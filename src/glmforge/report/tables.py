@@ -53,7 +53,7 @@ def make_tables(run: RunLog, report_dir: Path) -> list[Table]:
 
 
 def training_seconds(metrics: Iterable[Record], *, after_step: int = 0) -> float:
-    """Time spent in the steps past `after_step`; a record speaks for the steps since the one before it."""
+    """Time spent in the steps past `after_step`; a record covers the steps since the previous one."""
     seconds, previous = 0.0, after_step
     for record in metrics:
         seconds += record.get("step_seconds", 0.0) * (record["step"] - previous)

@@ -1,6 +1,6 @@
 """The order in which hooks are called: declared by each hook, worked out here.
 
-A hook has a priority, and names the hooks of its own or an earlier priority that have to be called before it. Hooks
+A hook has a priority, and names the hooks of its own or an earlier priority that must be called before it. Hooks
 that declare neither keep the order they are given in.
 """
 
@@ -24,7 +24,7 @@ class Priority(IntEnum):
     MEASURE = auto()
     """Measures time: before the others, so that their work is not measured."""
     COMMAND = auto()
-    """Takes what somebody asks of the run."""
+    """Takes commands for the run."""
     COLLECT = auto()
     """Records what a step was like."""
     WRITE = auto()

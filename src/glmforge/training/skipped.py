@@ -1,4 +1,4 @@
-"""What a run leaves out since a loss spike, kept beside its checkpoints.
+"""What a run omits since a loss spike, kept beside its checkpoints.
 
 The run goes back to a checkpoint that does not know of the spike yet. If it is killed before the next one, only this
 file keeps it from running into the same batches again.

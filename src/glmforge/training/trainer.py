@@ -2,7 +2,7 @@
 
 The loop knows nothing of logging, evaluation or checkpoints, and nothing of where batches come from. Hooks are small
 stateful objects that are called around it; what they keep must survive in their `state_dict`, so a resumed run goes on
-as if it had never stopped. Two things hooks can ask of the loop: to go back (`RollBack`), and to end (the votes
+as if it had never stopped. Hooks can request two things from the loop: to go back (`RollBack`), and to end (the votes
 "preempt", "interrupt" and "stop").
 """
 
@@ -39,7 +39,7 @@ class Hook:
     Attributes:
         name: what other hooks and messages call it.
         priority: when it is called, compared with other hooks.
-        after: names of hooks, of its own or an earlier priority, that have to be called before it.
+        after: names of hooks, of its own or an earlier priority, that must be called before it.
         state_key: under which its state is kept in checkpoints; its name unless it says otherwise.
         metric_rows: of the metrics that it records, besides those of every run.
     """
@@ -75,7 +75,7 @@ class Hook:
     def restore(self, trainer: "Trainer", before_step: int) -> bool:
         """Take the run back to before a step, from what this hook has kept; False if it keeps nothing of then.
 
-        What the run leaves out is in `trainer.state` already, and must not be lost if the process ends now.
+        What the run omits is in `trainer.state` already, and must not be lost if the process ends now.
         """
         return False
 
@@ -157,7 +157,7 @@ class Trainer:
         config: the run. The trainer itself reads its name, seed, gradient clipping and regularisation, and how many
             steps may fail; hooks read more.
         backend: carries out the steps.
-        source: what `fit` trains on; may be left out where only `step` is called.
+        source: what `fit` trains on; may be omitted where only `step` is called.
         hooks: called in the order that they declare; see `glmforge.training.order`.
         bus: where what is recorded goes; without sinks if none is given.
         extra_models: by name, models that take a step of their own after the main one's. Checkpoints hold them;
@@ -197,9 +197,9 @@ class Trainer:
         self._ends = False
 
     def fit(self) -> TrainState:
-        """Train to the end of the source, or until told to end; returns the final state.
+        """Train to the end of the source, or until asked to stop; returns the final state.
 
-        Raises `DivergedError` if it cannot go on, `Preempted` if it was told to give way (by a person:
+        Raises `DivergedError` if it cannot go on, `Preempted` if it was preempted (by a person:
         `Interrupted`).
         """
         with self.running():
@@ -218,7 +218,7 @@ class Trainer:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Around the steps of a run: hooks are told that it starts and, unless it fails, that it ends."""
+        """Around the steps of a run: hooks are notified of its start and, unless it fails, of its end."""
         for backend in self._backends:
             backend.train()
         try:
@@ -240,7 +240,7 @@ class Trainer:
 
         Raises:
             DivergedError: too many steps in a row were not finite.
-            Preempted: a rank was told to give way; the hooks have saved.
+            Preempted: a rank was preempted; the hooks have saved.
             RollBack: a hook asks to go back, which `fit` does.
         """
         started, data_ranks = time.perf_counter(), self.world.layout.data_ranks
@@ -301,7 +301,7 @@ class Trainer:
         self.bus.write(Kind.EVENT, event_record(event, step=self.state.step if step is None else step, detail=detail))
 
     def leave_out(self, skipped: Mapping[str, Sequence[Range]], rollbacks: int) -> None:
-        """Leave out these samples of each phase, besides those already left out; `rollbacks` had them found."""
+        """Leave out these samples of each phase, besides those already omitted; `rollbacks` had them found."""
         self.state.rollbacks = max(rollbacks, self.state.rollbacks)
         self.source.leave_out(skipped)
         self.state.move_to(self.source.position)

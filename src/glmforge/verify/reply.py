@@ -11,8 +11,8 @@ All of it but one part may be missing. Space between tags does not matter, as it
 format. All else does: what is not closed, stands in the wrong place or is written twice is malformed, and an agent that
 was sent such a reply would act on half of it.
 
-The format quotes nothing. A value that spells a tag of the format cannot be told from one whose end is missing, and is
-taken for that.
+The format quotes nothing. A value that spells a tag of the format cannot be distinguished from one whose end is
+missing, and is taken for that.
 """
 
 import json
@@ -81,7 +81,7 @@ def reply_message(text: str) -> dict[str, Any]:
 
 
 def argument_value(text: str) -> Any:
-    """The value of an argument whose type is not known: what its JSON says, or the text where it is none."""
+    """The value of an argument whose type is not known: what its JSON says, or the text if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

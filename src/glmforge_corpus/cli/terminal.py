@@ -120,7 +120,7 @@ _ADVICE = {
     "minhash: documents too short to judge": "too short to judge: changing one word in the middle of a copy puts it "
     "below the threshold; lower the threshold or n to find such copies"
 }
-"""Counts that are told in a sentence of their own."""
+"""Counts that are reported in their own sentence."""
 
 _NAMED_REASONS = 4
 

@@ -11,8 +11,8 @@ least half of its words, and no fewer than 13, as in PaLM (arXiv:2204.02311: 70 
 holds when words were changed here and there so that no 13 are left in a row. N-grams have 6 words here: measured,
 they find nine in ten copies with a tenth of their words edited where those of 8 find 84 %, and no more in clean text;
 with 5, solutions of one pattern are taken for each other. *Edited*: a short item stands there with at most a fifth of
-its words replaced, left out or added (`edited_passages.py`). Words are compared without case, punctuation and accents
-(`normalised_words.py`); n-grams that prove nothing are left out (`passage_index.py`).
+its words replaced, omitted or added (`edited_passages.py`). Words are compared without case, punctuation and accents
+(`normalised_words.py`); n-grams that prove nothing are omitted (`passage_index.py`).
 """
 
 import functools

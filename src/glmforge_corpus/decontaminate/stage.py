@@ -99,7 +99,7 @@ class Decontaminate(Stage):
         if twice:
             raise DataError(f"against: the name '{twice[0]}' occurs twice; give each evaluation set its own name")
         for one in self.against:
-            read_items(one)  # a wrong file is told before the corpus is read, not after
+            read_items(one)  # a wrong file is reported before the corpus is read, not after
         self.matching.check()
         return self
 

@@ -1,4 +1,4 @@
-"""Embeddings from a server that speaks OpenAI's `/v1/embeddings` (vLLM, SGLang, llama.cpp, TEI, hosted ones).
+"""Embeddings from a server with OpenAI's `/v1/embeddings` (vLLM, SGLang, llama.cpp, TEI, hosted ones).
 
 Failures that may pass are tried again (`glmforge.endpoint`); a refusal ends the run with the server's own words. What a
 finished task has got is kept; a task that was killed asks again for its shard.

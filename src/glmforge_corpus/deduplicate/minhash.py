@@ -155,18 +155,18 @@ def least_shingles(threshold: float, size: int) -> int:
     """The fewest shingles with which a text and its copy with one word changed in the middle reach the threshold.
 
     The change takes `size` shingles of each away: with s of them, J = (s - size) / (s + size). At a threshold of 1
-    no number is enough, and nobody expects it: 0.
+    no number is enough: 0.
     """
     return math.ceil(size * (1 + threshold) / (1 - threshold) - 1e-9) if threshold < 1 else 0
 
 
 @dataclass(frozen=True)
 class Signatures(ShardStep):
-    """Band keys of each document of a shard, and its signature if somebody will compare signatures.
+    """Band keys of each document of a shard, and its signature if signatures are compared.
 
     Attributes:
         least: documents with fewer shingles are counted as `TOO_SHORT`.
-        score: the documents must have, for it chooses among copies; told here, before anything is compared.
+        score: the documents must have, since it chooses among copies; checked here, before anything is compared.
     """
 
     shingling: Shingling

@@ -123,7 +123,7 @@ class _Step(Step):
 
 @dataclass(frozen=True)
 class _Embed(_Step):
-    """Task: embeddings of a shard, `embeddings.npy` [n, d] float16, with ids and, if asked for, scores."""
+    """Task: embeddings of a shard, `embeddings.npy` [n, d] float16, with ids and, if requested, scores."""
 
     name: str = _EMBED
 

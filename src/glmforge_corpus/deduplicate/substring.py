@@ -1,4 +1,4 @@
-"""The stage that cuts out passages which occurred before, word for word, in whatever documents.
+"""The stage that cuts out passages which occurred before, word for word, in any documents.
 
     anchors    a task per shard: about one place in `min_bytes` / 4 of each text, chosen by what stands there
     matches    a task per part of the anchors' hashes: which texts have an anchor in common

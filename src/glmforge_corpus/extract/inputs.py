@@ -153,7 +153,7 @@ def _file(path: Path, root: Path, source: Input) -> SourceFile | None:
 
 
 def _repositories(paths: Sequence[Path]) -> Iterator[Path]:
-    """Each match is a repository; of a single directory that is none itself, each entry is."""
+    """Each match is a repository; in a single directory that is not one itself, each entry is."""
     if len(paths) == 1 and paths[0].is_dir() and not _looks_like_repository(paths[0]):
         paths = sorted(path for path in paths[0].iterdir() if not path.name.startswith("."))
     yield from (path for path in paths if path.is_dir() or path.name.endswith(ARCHIVE_SUFFIXES))

@@ -79,7 +79,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _decoded(part: pa.RecordBatch) -> pa.RecordBatch:
-    """Dictionaries and views as plain columns, so that nobody else need know of them (Arrow takes no rows of views)."""
+    """Dictionaries and views as plain columns, so that no other code handles them (Arrow takes no rows of views)."""
     for index, field in enumerate(part.schema):
         kind = _plain(field.type)
         kind = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}.get(kind, kind)

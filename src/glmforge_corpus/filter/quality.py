@@ -5,7 +5,7 @@ seeds. Without one it is a heuristic of text statistics (`quality_heuristic.py`)
 so. Scores of the two cannot be compared.
 
 How often a document is used is decided by its bucket's rate: rate 2.3 means twice, and a third time for 30 % of the
-documents, chosen by a hash of their ids: the same on every machine, whatever the batch.
+documents, chosen by a hash of their ids: the same on every machine, regardless of the batch.
 """
 
 from typing import ClassVar, Self
@@ -112,7 +112,7 @@ class Quality(Block):
         return batch.with_score("quality_bucket", buckets), counts
 
     def _repeats(self, batch: DocumentBatch) -> NDArray[np.float32]:
-        """Whole numbers; 1 for documents that nobody judged."""
+        """Whole numbers; 1 for documents without a score."""
         assert self.upsample is not None
         rates = np.array([self.upsample.low, self.upsample.medium, self.upsample.high, 1.0])
         buckets = batch.score("quality_bucket")

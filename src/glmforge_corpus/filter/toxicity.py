@@ -41,7 +41,7 @@ class Severities(Strict):
 
 
 class Toxicity(Block):
-    """Scores documents ("toxic_words", "toxicity") and removes the worst of them if told to."""
+    """Scores documents ("toxic_words", "toxicity") and optionally removes the worst."""
 
     kind: ClassVar[str] = "toxicity"
     lists: YamlPath | None = Field(

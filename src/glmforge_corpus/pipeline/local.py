@@ -44,14 +44,14 @@ class LocalExecutor(Executor):
         try:
             self._run_in_pool(planned, tasks, task_done)
         except BrokenProcessPool as error:
-            how = self._bury_pool()
+            how = self._shutdown_dead_pool()
             died = begun(planned, tasks)
             if not died:
                 raise DataError(f"{planned.step.name}: worker processes die at startup ({how})") from error
             return dict.fromkeys(died, how)
         return {}
 
-    def _bury_pool(self) -> str:
+    def _shutdown_dead_pool(self) -> str:
         """Forget a pool of which a process has died, when all its processes are gone; how the first of them died.
 
         The pool ends the others by SIGTERM, so that any other way to die tells of the one that broke it.

@@ -91,7 +91,7 @@ class RayExecutor(Executor):
                 mem_per_cpu_gb=settings.mem_per_cpu_gb,
                 logging_dir=str(log_dir),
             ).run()
-        except Exception as error:  # noqa: BLE001 - told to the caller's thread, which raises it in its own words
+        except Exception as error:  # noqa: BLE001 - passed to the caller's thread, which raises its own error
             failure.append(error)
 
     def __exit__(self, *error: object) -> None:

@@ -11,7 +11,7 @@
 
 A step's fingerprint covers the options of its stage and of all before, the names and sizes of the files that they read,
 and the revision of the code's results. A finished task with another fingerprint is never silently used, and never
-silently thrown away either: somebody may have paid a cluster for it.
+silently discarded either: it may have cost cluster time.
 """
 
 import functools
@@ -308,7 +308,7 @@ def _statistics(stage: _PlannedStage) -> Statistics:
 
 
 def _forget_flow(statistics: Statistics) -> None:
-    """Documents flow in and out of a stage once, whatever its inner steps count."""
+    """Documents flow in and out of a stage once, regardless of its inner steps count."""
     statistics.read, statistics.written = type(statistics.read)(), type(statistics.written)()
     statistics.languages, statistics.sources, statistics.scores = {}, {}, {}
     statistics.lengths.clear()

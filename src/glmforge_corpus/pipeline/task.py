@@ -48,7 +48,7 @@ class PlannedStep:
         return task_directory(self.directory, self.step.name, task)
 
     def is_done(self, task: int) -> bool:
-        """Whether the task's result is there, whatever options it was made with."""
+        """Whether the task's result exists, for any options it was made with."""
         return (self.task_directory(task) / DONE).is_file()
 
     def done(self, task: int) -> dict[str, Any]:

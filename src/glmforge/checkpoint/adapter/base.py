@@ -4,7 +4,7 @@ Names, types, shapes and contents of all tensors go into it, and not how the ten
 contents are read once (`digests`).
 
 Earlier versions took three samples of 64 bytes of each tensor instead. Adapters that have such a fingerprint are
-compared with the same samples, and it is said that no more was checked.
+compared with the same samples, and a message says that no more was checked.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _MAX_THREADS = 16
 def base_weights(directory: Path) -> BaseWeights:
     """What identifies the weights in a Hugging Face directory or a checkpoint of this program.
 
-    Raises `CheckpointError` if there are none, or a file is missing or damaged.
+    Raises `CheckpointError` if none is found, or a file is missing or damaged.
     """
     if (directory / MANIFEST_FILE).exists():
         return _of_checkpoint(directory)

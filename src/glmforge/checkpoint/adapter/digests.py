@@ -2,7 +2,8 @@
 
 Reading 220 GB takes minutes. So the digests of a file are kept in the user's cache ($XDG_CACHE_HOME/glmforge/digests,
 else ~/.cache/glmforge/digests), and are valid while the file has the same path, size, inode and times of change. The
-time of the inode (ctime) is among them: whoever sets the time of the content back cannot set that one. What changed
+time of the inode (ctime) is among them: a program that sets the modification time back cannot set that one. What
+changed
 within the last seconds is not kept, for a second change may get the same time. A cache directory that others can write
 to is not used.
 """
@@ -97,7 +98,7 @@ def _state(file: Path) -> dict[str, int | str]:
 
 
 def _kept(file: Path, state: Mapping[str, int | str]) -> dict[str, str]:
-    """The digests that were kept of the file in this state; empty if there are none."""
+    """The digests that were kept of the file in this state, or empty."""
     directory = _cache()
     place = None if directory is None else directory / _name(file)
     if place is None or not place.is_file():
@@ -129,7 +130,7 @@ def _name(file: Path) -> str:
 
 
 def _cache() -> Path | None:
-    """The directory of digests, which nobody else can write to; None if there can be none."""
+    """The directory of digests, writable only by this user; None if it cannot be created."""
     try:
         directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "glmforge" / "digests"
         make_private(directory)

@@ -55,7 +55,7 @@ _PICKLED_FILE = "adapter_model.bin"
 
 
 class PeftTensors(Mapping[str, Tensor]):
-    """The tensors of `adapter_model.safetensors` by PEFT's names, each read when it is asked for.
+    """The tensors of `adapter_model.safetensors` by PEFT's names, each read when it is requested.
 
     Raises `CheckpointError` if the file is missing, damaged, or not of PEFT's.
     """

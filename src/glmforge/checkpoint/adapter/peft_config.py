@@ -123,7 +123,7 @@ def shortest(names: Sequence[str], known: Sequence[str], *, num_parts: int = 1) 
 
 
 def _is_parameter(one: LinearMap) -> bool:
-    """Whether PEFT has to be told the name of the parameter, not of its module."""
+    """Whether PEFT needs the name of the parameter, not of its module."""
     return one.kind in ("experts", "router") or one.name.endswith(("gate_proj", "up_proj", "down_proj"))
 
 

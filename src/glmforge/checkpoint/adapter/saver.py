@@ -6,7 +6,8 @@
 What a save of a whole model must agree on at every step is known here from the start: who writes what (`layout`). How
 the ranks know that a checkpoint is whole, without asking each other:
 
-* **On storage that all nodes share** each writes its files and its part into one hidden directory, and whoever comes
+* **On storage that all nodes share** each writes its files and its part into one hidden directory, and the rank that
+comes
   last publishes it (`node_local.pending`). It also deletes what `keep_last` does not keep; a whole newer checkpoint is
   then in its place, so the last good one stays.
 * **On nodes' own disks** (`checkpoint.local_dir`) each writes into its node's `step-N`, and the parts of all ranks of
@@ -152,8 +153,8 @@ class AdapterSaver(BackgroundSaver):
             pass
 
     def _found_locally(self, root: Path) -> list[_Local]:
-        """What earlier starts have left whole, oldest first. Deleted is what is not whole and not newer than the
-        newest, here or on shared storage, and there what was put together to go on from and need not stay."""
+        """What earlier starts have left whole, oldest first. Deleted is what is incomplete and not newer than the
+        newest, here or on shared storage, and there what was assembled to go on from and need not stay."""
         found = survey(root)
         whole = [one for one in reversed(found) if not one.is_incomplete]
         newest = max([one.step for one in whole] + [step_of(path) for path in list_checkpoints(self.root)], default=-1)
@@ -194,7 +195,7 @@ class AdapterSaver(BackgroundSaver):
 
 
 def _clear_up_all(root: Path) -> None:
-    """At the start of a run: nobody writes there or deletes."""
+    """At the start of a run, before anything writes or deletes there."""
     clear_up(root)
     remove_leftovers(checkpoint_path(root, 0))
 

@@ -42,7 +42,7 @@ from glmforge.runtime.durable import write_durably
 
 
 class PeftTensor(NamedTuple):
-    """A tensor of PEFT's file, made when it is asked for."""
+    """A tensor of PEFT's file, made when it is requested."""
 
     shape: Shape
     make: Callable[[], Tensor]
@@ -52,7 +52,7 @@ def export_peft(checkpoint: Path, out_dir: Path, *, base: str | None = None) -> 
     """Write what `peft.PeftModel.from_pretrained` loads of a checkpoint of adapters.
 
     `base` is what PEFT is to load the model from; None: where it lay in training. Raises `CheckpointError` if the
-    checkpoint is not whole or not one of adapters, for those that PEFT cannot read, or if `out_dir` exists.
+    checkpoint is incomplete or not one of adapters, for those that PEFT cannot read, or if `out_dir` exists.
     """
     description = read_adapter(checkpoint)
     tensors = peft_tensors(StoredTensors(checkpoint, PARAMETER_PREFIX), description.model, description.lora)

@@ -36,7 +36,7 @@ def export_hf(
 
     `with_mtp=False` leaves the MTP layers out and says so in the configuration. `duplicate_mtp_head=True`
     repeats embedding and head in each MTP layer, as GLM-4.5 does and GLM-4.6 does not. `overwrite` replaces
-    an earlier export, and nothing else. With a tokenizer, generation stops on its end tokens, whatever `config` says.
+    an earlier export, and nothing else. With a tokenizer, generation stops on its end tokens, regardless of `config`.
     Raises `CheckpointError` if the tensors do not fit `config`, the
     tokenizer does not fit the vocabulary, `out_dir` is taken, or the disk refuses.
     """

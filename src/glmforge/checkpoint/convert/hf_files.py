@@ -39,7 +39,7 @@ SINGLE_FILE = "model.safetensors"
 _MAX_INDEX_BYTES = 1 << 24  # that of GLM-4.5 has 5 MB
 _MISSING_NAMED = 3
 
-Plan = dict[str, list[Piece]]  # name in memory -> the tensors on disk that it is put together from
+Plan = dict[str, list[Piece]]  # name in memory -> the tensors on disk that it is assembled from
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class HfFiles:
     Attributes:
         config: of what the files hold, so without MTP layers if they hold none.
         shards: the tensors on disk, by name.
-        plan: for every tensor of `parameter_table(config)`, the tensors on disk that it is put together from.
+        plan: for every tensor of `parameter_table(config)`, the tensors on disk that it is assembled from.
     """
 
     config: ModelConfig
@@ -231,7 +231,7 @@ class Shards:
 def files_to_read(directory: Path) -> list[Path]:
     """The files that loading reads, there or not: the configuration, the index, and the shards that it names.
 
-    Raises `CheckpointError` for an index that is none.
+    Raises `CheckpointError` for an invalid index.
     """
     index = directory / INDEX_FILE
     if kind_of(index, error=CheckpointError) is None:

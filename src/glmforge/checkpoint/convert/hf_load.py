@@ -1,9 +1,9 @@
-"""Read a Hugging Face checkpoint straight into a model that is spread over ranks, whatever its layout.
+"""Read a Hugging Face checkpoint straight into a model that is spread over ranks, regardless of its layout.
 
 Every rank reads from the safetensors files the slices that it keeps and nothing else: of an expert's matrix the rows
 of its shard, of a pipeline's layers its own. It reads them in blocks of a few mebibytes straight into its tensors, in
 their type and on their device; a few threads read the next blocks while one is converted. So beside its tensors a rank
-needs memory for a few blocks, whatever the size of the model.
+needs memory for a few blocks, regardless of the size of the model.
 
 Rank 0 looks into the headers of all shards beforehand, so what `import_hf` refuses is refused here too, on all ranks
 and before a tensor is changed. The one exception is a repeated embedding or head that is not the main one (GLM-4.5
@@ -137,7 +137,7 @@ def _read(directory: Path, files: HfFiles, tensors: Mapping[str, Tensor | Quanti
 
 def _progress(directory: Path) -> AbstractContextManager[Show]:
     """Shown by rank 0, whose part is as large as that of others, more or less."""
-    return work_progress(f"reading {directory}", _FIRST_LINE) if rank() == 0 else nullcontext(lambda done, told: None)
+    return work_progress(f"reading {directory}", _FIRST_LINE) if rank() == 0 else nullcontext(lambda done, text: None)
 
 
 def _blocks(files: HfFiles, tensors: Mapping[str, Tensor | QuantisedWeight]) -> Iterator[_Block]:

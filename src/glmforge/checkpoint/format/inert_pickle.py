@@ -1,7 +1,7 @@
 """Pickles as data: what one would import and call is named, and nothing is imported or called.
 
 torch's checkpoint format keeps its metadata, and the header of every stored tensor, as pickles. A pickle is a program:
-whoever unpickles a file from outside runs what its author chose. A subclass of `pickle.Unpickler` that allows certain
+unpickling a file from outside runs code chosen by its author. A subclass of `pickle.Unpickler` that allows certain
 classes only would keep code from running, but not a file of a hundred bytes from taking all memory (a memo entry with
 a huge number) or from never ending (the hash of tuples that contain each other forty levels deep). So the
 few instructions that these files consist of are carried out here, with four differences from the real machine:

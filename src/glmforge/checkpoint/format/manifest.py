@@ -1,4 +1,4 @@
-"""`manifest.json`: size and SHA-256 of every file of a checkpoint; what makes a directory a whole checkpoint.
+"""`manifest.json`: size and SHA-256 of every file of a checkpoint; what makes a directory a complete checkpoint.
 
 The manifest is the last file written before a checkpoint gets its name, so a directory with a manifest whose
 sizes agree was once complete. Sizes are checked whenever a checkpoint is looked for (they find cut-off copies

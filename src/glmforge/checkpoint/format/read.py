@@ -1,7 +1,7 @@
-"""A checkpoint's tensors as a mapping that reads each when it is asked for, in one process, without a model.
+"""A checkpoint's tensors as a mapping that reads each when it is requested, in one process, without a model.
 
     weights = StoredTensors(path, prefix="model.")
-    weights["lm_head.weight"]          # read now, put together from all ranks' shards
+    weights["lm_head.weight"]          # read now, assembled from all ranks' shards
 
 What exports and inspects a checkpoint need not hold it in memory as a whole. DCP plans which stored parts go where;
 its own reading, which unpickles both the metadata and every part, is replaced: nothing in a checkpoint is ever run.
@@ -39,7 +39,7 @@ class StoredTensors(Mapping[str, Tensor]):
     names.
 
     Each is read anew at every access: a plain CPU tensor in the stored type. Only one process takes part,
-    also where a process group exists. Raises `CheckpointError` if the checkpoint is not whole; `verify=False`
+    also where a process group exists. Raises `CheckpointError` if the checkpoint is incomplete; `verify=False`
     compares sizes but not checksums.
     """
 

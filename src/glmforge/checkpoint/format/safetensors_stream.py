@@ -1,6 +1,6 @@
 """Write a safetensors file tensor by tensor: the header first, from shapes alone, then one tensor after the other.
 
-`safetensors.torch.save_file` wants all tensors of a file in memory. Here there is one at a time.
+`safetensors.torch.save_file` needs all tensors of a file in memory. Here there is one at a time.
 """
 
 import json

@@ -4,7 +4,7 @@ DCP stores each part as such an archive: a zip file without compression, whose `
 strides the tensor is, and whose `data/0` is its memory. `torch.load` would run the first (in a machine of its own that
 allows some two hundred classes and functions), read all of the second, unpack it if it claims to be packed, and take
 other formats that begin otherwise. Here the header is read as data and must say what `.metadata` says, and of the
-memory only the bytes that are asked for are read.
+memory only the bytes that are requested are read.
 """
 
 import io

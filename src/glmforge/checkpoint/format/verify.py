@@ -1,6 +1,6 @@
 """Is a checkpoint whole, and nothing but a checkpoint? Checksums first, then what the files say.
 
-Checksums show that the files are those that somebody listed; they say nothing about who, or what is in them. So the
+Checksums show that the files match the list; they say nothing about who wrote them, or what is in them. So the
 contents are read as a load would read them, up to the numbers of the tensors: `meta.json`, the metadata (DCP's, or that
 of adapters in slices) with its places, and the header of every stored part. What is no tensor, names code or points
 elsewhere is a problem.

@@ -1,9 +1,9 @@
 """Collect a checkpoint that lies in pieces on the nodes' own disks: fetch, verify, publish, clean up.
 
-    <run>/checkpoints/.consolidate/        being put together; the name is always the same
+    <run>/checkpoints/.consolidate/        being assembled; the name is always the same
 
 The run's directory is locked during that time (`glmforge.runtime.lease`): no run and no other such command works there.
-It may die at any moment and be run again. What has arrived is told from its checksum, not from a record, so it is not
+It may die at any moment and be run again. What has arrived is known from its checksum, not from a record, so it is not
 fetched twice and nothing is believed that a power failure may have taken back. The directory gets its name when all of
 it is on the disk. Local copies are removed only after the checkpoint under its name has been read back once more, and
 a command that finds it there already goes on with just that.
@@ -90,7 +90,7 @@ def consolidate(
     `step` is the newest that is whole over all hosts if None, and whose files arrive as they were written; the result
     is None if `root` has a newer one already.
     `root` may hold that checkpoint already. Raises `CheckpointError`, and `HostError` for what a host cannot
-    do: nothing has then been published or removed that was not whole.
+    do: nothing has then been published or removed that was incomplete.
     """
     started = time.monotonic()
     with Lease(root.parent, "glmforge checkpoint consolidate"):
@@ -134,7 +134,7 @@ def _parts_of(inventories: Iterable[_Inventory], step: int) -> list[Part]:
 
 def _newest_first(root: Path, inventories: Sequence[_Inventory]) -> list[int]:
     """The steps that are whole, or published and not yet cleaned up, newest first; those that are older than one that
-    `root` has are left out."""
+    `root` has are omitted."""
     published = [step_of(path) for path in list_checkpoints(root) if not find_problems(path, checksums=False)]
     steps = sorted({step for inventory in inventories for step in inventory.parts}, reverse=True)
     found: list[int] = []
@@ -292,7 +292,7 @@ def _finish(staging: Path, final: Path, records: Mapping[str, FileRecord]) -> No
         if stray.name not in records:  # of an earlier save of the same step
             shutil.rmtree(stray) if stray.is_dir() else stray.unlink()
     meta = read_meta(staging)
-    if meta.ephemeral:  # what somebody collected by hand is to stay
+    if meta.ephemeral:  # collected manually, so kept
         write_meta(staging, meta.model_copy(update={"ephemeral": False}))
     write_manifest(staging, {**records, META_FILE: record_file(staging / META_FILE)})
     publish(staging, final)

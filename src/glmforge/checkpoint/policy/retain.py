@@ -1,13 +1,13 @@
 """Which checkpoints stay on the disk.
 
 Of the permanent ones, the newest `keep_last` stay, and those of every `keep_every_steps` steps are kept; of the
-ephemeral ones, the newest `keep_ephemeral`. The newest whole one is never deleted, of whichever kind it is. Broken ones
+ephemeral ones, the newest `keep_ephemeral`. The newest complete one is never deleted, of either kind. Broken ones
 neither count nor are deleted: something went wrong that a person should see, and they may be all there is to
-rescue. Those that a run left after a loss spike go as soon as there is a whole one of a later step; those that somebody
-chose to leave stay.
+rescue. Those that a run left after a loss spike go as soon as there is a whole one of a later step; those that the
+user left stay.
 
 On nodes' own disks the newest `keep_ephemeral` stay, of both kinds, and a permanent one until there is one as new on
-shared storage. Incomplete ones are what is left when a node has been replaced; on a disk that nobody looks at they are
+shared storage. Incomplete ones are what is left when a node has been replaced; on an unwatched disk they are
 deleted, with a warning, when a newer one is whole.
 """
 
@@ -37,7 +37,7 @@ def apply_retention(
 ) -> list[Path]:
     """Delete the checkpoints under `root` that need not stay and return them. All ranks call this together.
 
-    The newest whole checkpoint is never among them. Raises `CheckpointError` if one cannot be deleted.
+    The newest complete checkpoint is never among them. Raises `CheckpointError` if one cannot be deleted.
     """
     if keep_last < 1:
         raise ValueError(f"keep_last = {keep_last}: must be at least 1")
@@ -87,7 +87,7 @@ def delete_old_checkpoints(
 
 
 def _whole(root: Path) -> tuple[list[Path], list[Path]]:
-    """The whole checkpoints under `root`: permanent ones and ephemeral ones, newest first."""
+    """The complete checkpoints under `root`: permanent ones and ephemeral ones, newest first."""
     tiers: tuple[list[Path], list[Path]] = [], []
     for path in list_checkpoints(root):
         if not find_problems(path, checksums=False):

@@ -1,4 +1,4 @@
-"""Save a run again and again while it trains: in the background, in two tiers, and whatever the disk does.
+"""Save a run again and again while it trains: in the background, in two tiers, surviving disk errors.
 
     saver = CheckpointSaver(root, config.checkpoint, run_name=config.name)
     saver.save(step, tensors, meta, ephemeral=True)  # returns at once; from here the tensors must not change ...

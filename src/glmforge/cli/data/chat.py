@@ -72,10 +72,10 @@ def chat(
     workers: Annotated[int, typer.Option(min=1, help="Number of encoding processes.")] = 1,
     force: ForceOption = False,
 ) -> None:
-    """Show what of conversations is learnt, and write them as a token shard with loss weights.
+    """Show which parts of conversations are trained on, and write them as a token shard with loss weights.
 
-    Reads OpenAI messages, ShareGPT, Alpaca and prompt/completion records, told apart by their fields. All wrong records
-    are counted and the first of them told.
+    Reads OpenAI messages, ShareGPT, Alpaca and prompt/completion records, distinguished by their fields. All wrong
+    records are counted and the first of them shown.
 
     Examples:
 
@@ -135,9 +135,9 @@ def _dropping(config: "ChatConfig") -> "ChatConfig":
 
 
 def _shown(document: "EncodedConversation", place: str, tokenizer: "Tokenizer", *, marked: bool) -> Text:
-    """The document's text, what is learnt in green; between marks where there are no colours."""
+    """The document's text, what is trained on in green; between marks where there are no colours."""
     text = Text()
-    text.append(f"--- {place}: {len(document.ids):,} tokens, {document.num_learnt:,} learnt\n", "bold")
+    text.append(f"--- {place}: {len(document.ids):,} tokens, {document.num_learnt:,} trained on\n", "bold")
     pairs = zip(document.weights.tolist(), document.ids.tolist(), strict=True)
     for weight, part in itertools.groupby(pairs, lambda pair: pair[0]):
         piece = escaped(tokenizer.decode([token for _, token in part]), keep=IN_TEXT)
@@ -158,9 +158,9 @@ def _print_report(console: Console, report: "ChatReport", lengths: list[int], co
         console.print(f"lengths of documents: median {median:,}, 95th percentile {tail:,}, longest {longest:,} tokens")
     lost = report.counts.dropped + report.counts.cut
     if lost:
-        told = {"refuse": "--out would refuse the first of them", "drop": "left out", "cut": "cut or left out"}
+        handling = {"refuse": "--out would refuse the first of them", "drop": "left out", "cut": "cut or left out"}
         console.print(
-            f"{lost:,} longer than {config.max_tokens:,} tokens ({told[config.overlong]}), which loses "
+            f"{lost:,} longer than {config.max_tokens:,} tokens ({handling[config.overlong]}), which loses "
             f"{report.counts.tokens_cut:,} tokens"
         )
     _print_problems(console, report)

@@ -30,7 +30,7 @@ def mix(
     code: Annotated[str, typer.Option(metavar="A,...", help="Sources with code, for fill-in-the-middle.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Overwrite existing output.")] = False,
 ) -> None:
-    """Write a mixture of token shards by tokens, with caps on how often each is gone through.
+    """Write a mixture of token shards by tokens, with caps on how often each is passed through.
 
     Example:
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Task(StrEnum):
-    """`NeedleTask` as Typer wants it."""
+    """`NeedleTask` as Typer expects it."""
 
     single = "single"
     multi_key = "multi_key"
@@ -29,7 +29,7 @@ class Task(StrEnum):
 
 
 class Values(StrEnum):
-    """`NeedleValues` as Typer wants it."""
+    """`NeedleValues` as Typer expects it."""
 
     numbers = "numbers"
     words = "words"

@@ -1,4 +1,4 @@
-"""`glmforge plan --gpu`: does it fit, how fast, how dear, what takes the time, what would change it."""
+"""`glmforge plan --gpu`: does it fit, how fast, how expensive, what takes the time, what would change it."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""A conversation in one form, whatever record it came from: checked, and with nothing left to interpret.
+"""A conversation in one form for all kinds of records: checked, with nothing left to interpret.
 
 `Conversation.from_messages` takes what OpenAI's interface calls messages and says in one line what is wrong with them.
 Rendered, its result is what the template makes of the messages as given: texts in parts are joined, reasoning that was
@@ -52,8 +52,8 @@ class Conversation:
     Attributes:
         messages: `role` (system, user, assistant, tool), `content` (text, or a tool's list of texts); of an assistant
             also `reasoning_content` (text) and `tool_calls`, each `{"function": {"name": ..., "arguments": {...}}}`.
-        tools: JSON schemas of the functions that may be called; None if there are none.
-        weights: for each message, how much it is to be learnt; None where the record does not say.
+        tools: JSON schemas of the functions that may be called, or None.
+        weights: for each message, how much it is to be trained on; None where the record does not say.
     """
 
     messages: tuple[dict[str, Any], ...]

@@ -1,8 +1,8 @@
 """Records of files, one at a time, each with its place: JSON lines, JSON arrays and Parquet.
 
-Text files are told apart by their first character, since files called .json are of either kind: `[` begins an array,
+Text files are distinguished by their first character, since files called .json are of either kind: `[` begins an array,
 which is read as a whole and taken apart record by record, everything else is one record a line. Both may be compressed
-(.gz, .zst). What the text of a record says is only looked at when it is asked for, by whichever process does.
+(.gz, .zst). What the text of a record says is only looked at when it is requested, by whichever process does.
 
 A record that is wrong is an error of its own; a file that cannot be read on (cut off, an array that is no JSON) is one
 of the file.
@@ -102,7 +102,7 @@ def _text_records(path: Path) -> Iterator[RawRecord]:
 
 
 def _bounded_lines(chunks: Iterable[bytes], path: Path) -> Iterator[bytes]:
-    """The same chunks, as long as no line is so long that it is none: what a small archive unpacks to has no end."""
+    """The same chunks, as long as no line is too long: a small archive can unpack to endless text."""
     length = 0
     for chunk in chunks:
         length = len(chunk) - chunk.rfind(b"\n") - 1 if b"\n" in chunk else length + len(chunk)

@@ -1,4 +1,4 @@
-"""Records of conversations as people keep them, told apart by their fields.
+"""Records of conversations as people keep them, distinguished by their fields.
 
     messages                                OpenAI: role and content; tools, tool_calls, reasoning_content, loss_weight
     conversations                           ShareGPT: from and value; tools as JSON text, system, reasoning_content

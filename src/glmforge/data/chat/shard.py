@@ -22,7 +22,7 @@ def tokenize_conversations(
 ) -> ShardInfo:
     """Encode each conversation, without thinking, into one document ended by `<|endoftext|>`.
 
-    Raises `DataError` if there is none, or for a conversation that the template has no place for.
+    Raises `DataError` if none is found, or for a conversation that the template has no place for.
     """
     tokenizer = Tokenizer.load(tokenizer_dir)
     num_text_bytes = 0

@@ -2,8 +2,8 @@
 
 A rendered conversation is one text, and in it a user's `<|assistant|>` looks like the template's own. So before it is
 rendered, a mark follows every character of its content that a control token begins with: a character that the
-conversation has nowhere. No control token can then begin within content, whatever the template cuts out of it. The
-rendered text is split at the control tokens that are left, and the marks are taken out again.
+conversation has nowhere. No control token can then begin within content, no matter what the template cuts out of it.
+The rendered text is split at the control tokens that are left, and the marks are taken out again.
 """
 
 import re
@@ -22,7 +22,7 @@ class ContentMarks:
 
     Args:
         control_tokens: spellings of all tokens that content must not become.
-        conversation: whatever the template is given: messages, tools.
+        conversation: the template's input: messages, tools.
 
     Raises:
         DataError: the conversation has every character that could be the mark.

@@ -176,7 +176,7 @@ def _joined_text(content: Any, role: object) -> Any:
 
 
 def _part_text(part: Any, *, is_result: bool) -> str | None:
-    """None where the part is none of a text: of a tool's content, a bare string is a result of its own."""
+    """None if the part is not text: in a tool's content, a bare string is a separate result."""
     if isinstance(part, Mapping) and part.get("type", "text") == "text" and not (is_result and "output" in part):
         part, is_result = part.get("text"), False
     return part if isinstance(part, str) and not is_result else None

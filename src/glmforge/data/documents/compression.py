@@ -2,7 +2,8 @@
 
 The chunks of a file come as long as they can be read; a `DataError` follows what comes before the damage. The
 standard library's gzip reader and zstandard's stream reader do not do that: the first loses what it has read when it
-meets the damage, the second takes a file that was cut off for a whole one. Memory is bounded whatever a file expands
+meets the damage, the second takes a file that was cut off for a whole one. Memory is bounded no matter what a file
+expands
 to: a chunk has a mebibyte at most. zstandard's decompressor, which reports truncation, sets no bound on its output;
 so it is fed one block of the format (RFC 8878) at a time, which expands to 128 KiB at most.
 """

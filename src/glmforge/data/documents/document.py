@@ -53,7 +53,7 @@ def split_held_out(
 
 
 def is_held_out(document_id: str, fraction: float, seed: int = 0) -> bool:
-    """Whether a document is held out: a pure function of its id, whatever else the corpus holds.
+    """Whether a document is held out: a pure function of its ID, independent of the rest of the corpus.
 
     A document that is held out stays so when the corpus grows or the fraction is raised.
     """

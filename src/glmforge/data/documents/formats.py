@@ -19,7 +19,7 @@ __all__ = ["SKIP_HINT", "is_record_file", "lines_of", "read_file"]
 Record = tuple[str, str | DataError]
 
 SKIP_HINT = ", or skip such records with --on-error skip"
-"""End of the errors of records that may be left out."""
+"""End of the errors of records that may be omitted."""
 
 _FIX = f"fix it{SKIP_HINT}"
 _CONVERT = "expected one record per line; convert it (jq -c '.[]'), or use 'glmforge data extract', which reads arrays"

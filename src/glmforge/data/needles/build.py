@@ -1,6 +1,6 @@
 """Needle tests as tokens: a question's needles put into a text that fills the wanted length.
 
-Test k is a pure function of the settings and k, and made when it is asked for: ranks make their own only. Sentences,
+Test k is a pure function of the settings and k, and made when it is requested: ranks make their own only. Sentences,
 question and answers are encoded by themselves and laid end to end, so that it is exact which tokens are answers.
 """
 

@@ -37,7 +37,7 @@ class Haystack(Protocol):
     name: str
 
     def draw(self, num_tokens: int, rng: np.random.Generator) -> NDArray[np.int32]:
-        """Tokens of a text, at least so many; no special token is among them."""
+        """Tokens of a text, at least this many; no special token is among them."""
         ...
 
 

@@ -148,7 +148,7 @@ class Curriculum:
         }
 
     def epochs(self, samples_consumed: Consumed) -> dict[str, float]:
-        """How often each source has been gone through by then, sources that have not been drawn from left out."""
+        """How often each source has been passed through by then, sources that have not been drawn from omitted."""
         tracks = Tracks([(record, samples_consumed.get(name, 0)) for name, record in self._records.items()])
         epochs = {source.name: float(tracks.epochs(source.name)) for source in self._config.data.sources}
         return {name: passes for name, passes in epochs.items() if passes}
@@ -243,7 +243,7 @@ def _lack(index: int, phase: PhaseConfig, missing: int, names: list[str]) -> str
 
 
 def _difference(before: MixtureEntry, after: MixtureEntry) -> str:
-    """Shares before and after, of the sources where they differ: those asked for, or else what the caps leave."""
+    """Shares before and after, of the sources where they differ: those requested, or else what the caps leave."""
     if same_proportions(before.weights, after.weights):
         return f"{_shifts(before.effective, after.effective)} (data.sources.max_epochs)"
     return _shifts(before.weights, after.weights)

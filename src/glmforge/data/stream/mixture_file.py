@@ -3,7 +3,7 @@
     extends: mixture.yaml
 
 The loader mixes as it reads (`mixture.py`), so mixing copies nothing: the file says what is drawn how often, and how
-often each source is gone through for it. What a source may not give because of its cap on epochs, the others give in
+often each source is passed through for it. What a source may not give because of its cap on epochs, the others give in
 proportion.
 """
 
@@ -29,9 +29,9 @@ class MixedSource:
         name: of the source.
         prefix: of its token shard.
         num_tokens: tokens that the shard has.
-        asked: share of the tokens that was asked for.
+        asked: share of the tokens that was requested.
         tokens: tokens that the mixture takes.
-        max_epochs: cap on how often it is gone through, None for none.
+        max_epochs: cap on how often it is passed through, None for none.
     """
 
     name: str
@@ -59,8 +59,8 @@ def plan_mixture(
     Args:
         inputs: prefixes of token shards.
         ratios: share of each, relative to the others; by their sizes if not given.
-        tokens: of the whole mixture; as many as the ratios allow without leaving a cap (one epoch where there is none).
-        max_epochs: cap per input, or one for all; without it there is none.
+        tokens: of the whole mixture; as many as the ratios allow within the caps (one epoch by default).
+        max_epochs: cap per input, or one for all; default: no cap.
 
     Raises:
         DataError: numbers that do not fit together, shards of different tokenizers, or too little data.

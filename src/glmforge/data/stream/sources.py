@@ -57,7 +57,7 @@ class Sources:
         """The rows of a source by a phase's rule.
 
         Raises:
-            DataError: there are none, or the packing cannot be read.
+            DataError: there are no rows, or the packing cannot be read.
         """
         key = Track(name, phase.seq_len, phase.packing), phase.document_mask
         if key not in self._rows:
@@ -65,7 +65,7 @@ class Sources:
         return self._rows[key]
 
     def identity(self, name: str) -> Any:
-        """Which shard the source is. A shard without a description is told by a checksum of its index, read once."""
+        """Which shard the source is. Without a description it is identified by a checksum of its index, read once."""
         if name not in self._identities:
             self._identities[name] = self._shards[name].identity()
         return self._identities[name]

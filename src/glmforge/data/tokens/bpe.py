@@ -6,7 +6,7 @@ token, so no text is unknown.
 
 The trainer of `tokenizers` learns the merges; that is done once per project. It is deterministic: the most frequent
 pair is merged, ties by id. It counts in 32 bits (https://github.com/huggingface/tokenizers/issues/2058), so more text
-than `MAX_TEXT_BYTES` is refused, and a sample of it learnt from.
+than `MAX_TEXT_BYTES` is refused, with the advice to sample it.
 
 The written directory loads with `glmforge.data.tokens.tokenizer.Tokenizer` and `transformers.AutoTokenizer`.
 """
@@ -152,7 +152,7 @@ def _with_split_rule(model: models.BPE) -> tokenizers.Tokenizer:
 
 
 def _without_special_tokens(texts: Iterable[str]) -> Iterator[str]:
-    """A learnt token spelt like a special one (`/nothink` is one word) would take its place."""
+    """A trained token spelt like a special one (`/nothink` is one word) would take its place."""
     for text in texts:
         yield from _SPECIAL_TOKEN.split(text)
 

@@ -59,7 +59,7 @@ class FastEncoder:
 
         Args:
             tokenizer_json: the file's contents.
-            encode_batch: what the ids of texts have to be.
+            encode_batch: what the ids of texts must be.
 
         Raises:
             UnsupportedTokenizer: the file has settings that this encoder does not know, or ids differ.

@@ -1,4 +1,4 @@
-"""How much each token of a shard is to be learnt: a file of loss weights beside its ids.
+"""How much each token of a shard is to be trained on: a file of loss weights beside its ids.
 
 Of a conversation, a model learns what the assistant writes, and possibly one answer more than another. The weights lie
 beside the ids, so that everything that draws rows from a shard (windows, packing, mixtures, resuming) draws them along.
@@ -18,7 +18,7 @@ beside the ids, so that everything that draws rows from a shard (windows, packin
 A conversation may be several documents (`glmforge.data.chat.encode`). Its sum is what makes it count as one, wherever
 its documents are drawn.
 
-A byte per token, whatever the weights are; conversations have few different ones. The file is mapped. Opening checks
+A byte per token, regardless of the weights; conversations have few different ones. The file is mapped. Opening checks
 header and size, reading checks the codes that are read; only `verify`, which reads all, finds a code that has changed
 to another one.
 """
@@ -38,8 +38,8 @@ from glmforge.errors import DataError
 
 MAX_WEIGHTS = 256
 MIN_WEIGHT, MAX_WEIGHT = 1e-4, 1e4
-"""Of tokens that are learnt. Others are a mistake: a larger weight would drown all other tokens of a batch, and in one
-of much smaller ones dividing by their sum would overflow."""
+"""Of tokens that are trained on. Others are a mistake: a larger weight would drown all other tokens of a batch, and in
+one of much smaller ones dividing by their sum would overflow."""
 
 _MAGIC, _PLAIN, _WITH_SUMS = b"GLMFLOSS", 1, 2
 _HEADER = struct.Struct("<8sIIQ32s")

@@ -18,7 +18,7 @@ def with_ids_of(config: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
 
 
 def describe_changes(config: ModelConfig, tokenizer: Tokenizer) -> list[str]:
-    """One line for each thing in which a configuration and its tokenizer are not of one mind."""
+    """One line for each mismatch between a configuration and its tokenizer."""
     lines = []
     own = with_ids_of(config, tokenizer)
     if own != config:

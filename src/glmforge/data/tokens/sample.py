@@ -1,8 +1,8 @@
-"""A sample of a corpus to train a tokenizer on: so many bytes of each source, chosen by a hash of document ids.
+"""A sample of a corpus to train a tokenizer on: this many bytes of each source, chosen by a hash of document ids.
 
 What is sampled depends on the ids and the seed alone, not on the order of the files or on who reads them; a document
 that is in a sample is also in every larger one. A source is read twice: first only to see how many bytes fall into
-each of 65,536 bins of the hash, so that nothing has to be kept in memory, then for the text of the bins that fit.
+each of 65,536 bins of the hash, so that nothing must be kept in memory, then for the text of the bins that fit.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Write a token shard, whole or not at all.
 
 Its files grow under temporary names and take their own when all is on the disk, the index last: a
-reader that finds an index finds a shard. Lengths are the only thing kept in memory, four bytes per document.
+reader that finds an index finds a shard. Only lengths are kept in memory, four bytes per document.
 """
 
 import hashlib

@@ -15,10 +15,10 @@ theirs. `<prefix>.bin` is the ids of all sequences, back to back. `<prefix>.idx`
 In our shards a sequence is a document and ends with `<|endoftext|>`; elsewhere a document may have several.
 `<prefix>.json` is ours: which tokenizer wrote the shard, counts, and a checksum. Other stacks ignore it; a
 shard without it can be read, and is then checked by looking at its ids. `<prefix>.loss` is ours, too: where not
-every token is to be learnt, how much each is (`glmforge.data.tokens.loss_weights`). The description tells whether it
-belongs to the shard, so that a copy that lost it is refused instead of being trained on in full.
+every token is to be trained on, how much each is (`glmforge.data.tokens.loss_weights`). The description tells whether
+it belongs to the shard, so that a copy that lost it is refused instead of being trained on in full.
 
-Nothing is read before it is asked for, and nothing is copied: a shard of any size costs no memory. The index
+Nothing is read before it is requested, and nothing is copied: a shard of any size costs no memory. The index
 is searched by bisection in the map itself, because its int64 arrays lie unaligned and numpy's searchsorted
 would copy all of them at every call.
 
@@ -56,7 +56,7 @@ INTEGER_TYPES: dict[int, np.dtype[Any]] = {
     5: np.dtype("<i8"),
     8: np.dtype("<u2"),
 }
-"""Dtype code -> type of the ids. Megatron has codes for floats too; ids are none."""
+"""Dtype code -> type of the ids. Megatron also has codes for floats, which IDs never use."""
 
 _WRITE_AGAIN = "write the shard again with 'glmforge data tokenize'"
 _VERIFY_CHUNK_TOKENS = 1 << 24
@@ -74,7 +74,7 @@ class ShardInfo:
         num_text_bytes: UTF-8 bytes of the text that was encoded.
         source: where the text came from, for people.
         bin_sha256: SHA-256 of the .bin file.
-        loss_sha256: checksum of the .loss file; empty where all tokens are to be learnt and there is none.
+        loss_sha256: checksum of the .loss file; empty where all tokens are to be trained on and there is none.
     """
 
     tokenizer_fingerprint: str
@@ -127,7 +127,7 @@ class TokenShard:
         info: its description, None for a shard that another program wrote.
         num_tokens: tokens of all documents.
         num_documents: documents.
-        loss: how much each token is to be learnt; None where all are alike.
+        loss: how much each token is to be trained on; None where all are alike.
 
     Raises (on opening):
         DataError: a file is missing, cut off or of another format. `verify` finds what only a full read can.

@@ -210,7 +210,7 @@ class Tokenizer:
         return ids
 
     def id_to_token(self, index: int) -> str:
-        """The token's own spelling: one character per byte for a learnt token, the text of a special one."""
+        """The token's own spelling: one character per byte for a trained token, the text of a special one."""
         token = self._full.id_to_token(index) if index >= 0 else None
         if token is None:
             raise DataError(f"token id {index} is not in the vocabulary of {self.vocab_size:,}")

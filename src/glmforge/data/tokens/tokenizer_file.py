@@ -51,7 +51,7 @@ def read_tokenizer_json(path: Path) -> str:
 def parse_tokenizer_json(text: str) -> dict[str, Any]:
     """The content of a tokenizer.json that describes a byte-level BPE with GLM's split rule. Raises `DataError`.
 
-    Its post-processor, which would add tokens to a text, is left out: the chat template does that.
+    Its post-processor, which would add tokens to a text, is omitted: the chat template does that.
     """
     content = parse_json(text, dict, source=TOKENIZER_FILE, error=DataError, max_values=_MAX_VALUES)
     model = _section(content, "model")

@@ -76,7 +76,7 @@ def _compiled(folder: Path) -> Path:
 
 
 def _kept(folder: Path, name: str) -> Path | None:
-    """The file of this name that is as it was when it was made, if there is one; others are no library of ours."""
+    """The file of this name that is as it was when it was made, if there is one; others are no library of glmforge."""
     for path in sorted(folder.glob(f"{name}-*.so")):
         found = path.lstat()
         is_ours = found.st_uid in {os.geteuid(), 0} and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -100,7 +100,7 @@ def _compiler() -> str:
 
 
 def _target() -> str:
-    """What the compiler says of itself and of the processor. Raises `OSError` where there is none."""
+    """What the compiler says of itself and of the processor. Raises `OSError` if none is found."""
     words = shlex.split(_compiler())
     if shutil.which(words[0]) is None:
         raise FileNotFoundError(f"C++ compiler '{_compiler()}' not found; install g++, or set CXX")

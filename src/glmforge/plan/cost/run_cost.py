@@ -18,7 +18,7 @@ from glmforge.plan.time.overheads import INTERVAL
 _MONTH = 30 * DAY
 _TB = 1e12
 _NO_PROGRESS = 1e-3
-"""Goodput of a job that nobody would wait for."""
+"""Goodput below which a job makes no useful progress."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Budgets as users' guides print them, to the dollar, and what they imply.
 
-A sheet multiplies GPUs by days by a price and adds lump sums. What it leaves out is how fast the GPUs would have to be:
+A sheet multiplies GPUs by days by a price and adds lump sums. What it omits is how fast the GPUs would have to be:
 that follows from the tokens of the run, and stands beside what 20, 30 and 40 % of the peak would take.
 """
 
@@ -87,7 +87,7 @@ guide gives as $138K at the price of an H100."""
 
 
 def find_sheet(name: str) -> Sheet:
-    """Raises `ConfigError` for what is none."""
+    """Raises `ConfigError` for invalid values."""
     if name not in SHEETS:
         raise ConfigError(f"--sheet: unknown sheet '{name}'; choose one of {', '.join(SHEETS)}")
     return SHEETS[name]

@@ -1,6 +1,6 @@
 """A user's own measured points: `glmforge plan --calibrate FILE`.
 
-The file is JSON of this form, in seconds and bytes; what was not measured is left out:
+The file is JSON of this form, in seconds and bytes; what was not measured is omitted:
 
     {"device": "NVIDIA H200",
      "matmuls": [{"m": 8192, "n": 8192, "k": 8192, "dtype": "bf16", "seconds": 0.0014}],

@@ -4,7 +4,7 @@
     bf16_tflops: 989                      gbits_per_gpu: 400        # or gbits_per_node, shared by its GPUs
     memory_gb: 80                         latency_us: 3
     memory_gb_per_s: 3350
-    nvlink_gb_per_s: 900                  # both ways together, as data sheets have it; left out: none
+    nvlink_gb_per_s: 900                  # both ways together, as data sheets have it; omitted: none
 
 Figures are the maker's, for dense matrices: a sparse peak is twice what any run can use.
 """

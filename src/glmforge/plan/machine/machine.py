@@ -1,4 +1,4 @@
-"""The machine that a job runs on: a kind of GPU, so many of them to a node, and a network between nodes."""
+"""The machine that a job runs on: a kind of GPU, this many of them to a node, and a network between nodes."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

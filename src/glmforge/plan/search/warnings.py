@@ -21,7 +21,7 @@ MOST_IDLE = 0.25
 
 
 def layout_warnings(config: RunConfig, layout: Layout, machine: Machine | None = None) -> list[str]:
-    """One line for each thing about the first phase's layout that nobody would want; on `machine`, if it is known."""
+    """One line for each thing that is bad about the first phase's layout; on `machine`, if it is known."""
     return [
         *_of_micro_batches(config, layout),
         *_of_pipeline(config, layout),

@@ -87,7 +87,7 @@ class Split:
 
 
 def parse_rollout(text: str) -> RolloutBatch:
-    """From "prompts=64,samples=8,prompt=1024,response=8192,longest=65536"; `longest` may be left out.
+    """From "prompts=64,samples=8,prompt=1024,response=8192,longest=65536"; `longest` may be omitted.
 
     Raises `ConfigError`.
     """

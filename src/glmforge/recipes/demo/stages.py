@@ -166,19 +166,19 @@ class Demo:
         return float(evaluations[-1]["bits_per_byte"])
 
     def show_fine_tuning(self, config: RunConfig) -> None:
-        """What was learnt of held-out conversations, and what was forgotten of the text."""
+        """What was learned about held-out conversations, and what was forgotten of the text."""
         for record in read_jsonl(RunDirectory(config.output_dir).evaluation):
             if "num_answers" in record:
-                told = (
+                line = (
                     f"{record['num_answers']} held-out questions: {record['stopped']:.0%} of the answers stop, "
                     f"{record['well_formed']:.0%} parse"
                 )
             elif record["source"] == "chat":
-                told = f"held-out answers: {record['nll']:.2f} nats per token, {record['accuracy']:.0%} predicted"
+                line = f"held-out answers: {record['nll']:.2f} nats per token, {record['accuracy']:.0%} predicted"
             else:
                 change = record["bits_per_byte_change"]
-                told = f"held-out text: {record['bits_per_byte']:.3f} bits per byte, {change:+.3f} since pre-training"
-            self._screen.say(f"step {record['step']:>5}: {told}")
+                line = f"held-out text: {record['bits_per_byte']:.3f} bits per byte, {change:+.3f} since pre-training"
+            self._screen.say(f"step {record['step']:>5}: {line}")
 
     def export(self, config: RunConfig) -> Path:
         """The trained model in Hugging Face format."""
@@ -266,7 +266,7 @@ class Demo:
         elapsed = format_duration(self._screen.elapsed)
         self._screen.console.print()
         self._screen.console.rule(f"[bold]Done in {elapsed}[/bold]", align="left")
-        for line in lines:  # whole, whatever the terminal's width: they are to be copied
+        for line in lines:  # whole, regardless of the terminal's width: they are to be copied
             self._screen.console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 

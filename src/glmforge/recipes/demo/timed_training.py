@@ -117,7 +117,7 @@ class TimedTraining:
         return config, killed_at, resumed_from
 
     def fine_tune(self) -> RunConfig:
-        """Train what the first run has learnt on conversations; its configuration.
+        """Continue the first run's model on conversations; returns its configuration.
 
         It has the time that is left, and half of what was planned for it where the first run was late.
         """

@@ -102,7 +102,7 @@ def train_and_kill(watched: Watched, at_step: int, within_seconds: float) -> Non
 def train_to_the_end(watched: Watched, deadline: float, *, may_stop: bool) -> bool:
     """Run `glmforge train` and wait for it; returns whether it came to its end.
 
-    With `may_stop` a run that would end much later than `deadline` (of `time.monotonic`) is told to save and stop.
+    With `may_stop` a run that would end much later than `deadline` (of `time.monotonic`) is asked to save and stop.
     Raises `GlmforgeError` if it fails.
     """
 

@@ -126,7 +126,7 @@ class CheckpointHook(Hook):
         self._report()
 
     def on_train_end(self, trainer: Trainer) -> None:
-        """Saves too, if nobody knew in the last step that it was the last."""
+        """Also saves if it was not known in the last step that it was the last."""
         if self._is_unsaved and self.config.checkpoint.save_final and trainer.state.is_done:
             self.save(trainer, trainer.phase.name, durable=True)
         if self._saver is not None:
@@ -170,9 +170,9 @@ class CheckpointHook(Hook):
         )
 
     def take_up(self, trainer: Trainer, step: int | None = None) -> Path | None:
-        """Resume in a new process, from the checkpoint of `step` or from the newest; None if there is none. Collective.
+        """Resume in a new process, from the checkpoint of `step` or from the newest, or None. Collective.
 
-        Whatever is later than `step` is kept aside. That happens once: while the same step is asked for, as a launcher
+        Whatever is later than `step` is kept aside. That happens once: while the same step is requested, as a launcher
         does that starts the same command again, the run goes on from what it has saved since.
         """
         chosen = run_on_rank_zero(lambda: chosen_step(self.root))
@@ -189,7 +189,7 @@ class CheckpointHook(Hook):
         return path
 
     def resume(self, trainer: Trainer, before_step: int | None = None, step: int | None = None) -> Path | None:
-        """Load the newest whole checkpoint into `trainer`, in place; None if there is none. Collective.
+        """Load the newest complete checkpoint into `trainer`, in place, or None. Collective.
 
         With `before_step` the run goes back: the newest of an earlier step is taken, and later ones are set aside. With
         `step` that of this step is taken, and nothing is set aside.

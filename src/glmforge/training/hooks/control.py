@@ -19,7 +19,7 @@ class ControlHook(Hook):
 
     Args:
         output_dir: the run directory.
-        profiling: where a profile is asked for.
+        profiling: where a profile is requested.
     """
 
     name = "control"
@@ -46,7 +46,7 @@ class ControlHook(Hook):
             self._obey(trainer, command)
 
     def on_train_end(self, trainer: Trainer) -> None:
-        """Record that the run has ended, so that nobody tells it anything any more."""
+        """Record that the run has ended, so that it receives no more commands."""
         state = trainer.state
         done = state.stopped is None and state.finished
         detail = "" if done else state.stopped or "requested by the control file"

@@ -22,7 +22,7 @@ class ElasticHook(Hook):
     """Reads the Fisher information and the weights that it belongs to when training starts, each rank its own part.
 
     Both are in the directory that `glmforge fisher` wrote, and not in the run's checkpoints. Raises `CheckpointError`
-    if it is not whole, of another model, or no Fisher information.
+    if it is incomplete, of another model, or no Fisher information.
     """
 
     name = "ewc"

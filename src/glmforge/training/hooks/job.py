@@ -120,12 +120,12 @@ class JobHook(Hook):
         self._seconds = dict.fromkeys(_PARTS, 0.0)
 
     def _goodput_before(self) -> dict[str, Any]:
-        """Metrics of the job until this attempt; none if nobody has written them."""
+        """Metrics of the job until this attempt; empty if not written."""
         if self._job.directory is None:
             return {}
         try:
-            told: dict[str, Any] = read_json(self._job.directory / GOODPUT, dict, error=GlmforgeError)
-            metrics = told.get("metrics", {})
+            stored: dict[str, Any] = read_json(self._job.directory / GOODPUT, dict, error=GlmforgeError)
+            metrics = stored.get("metrics", {})
             known = METRICS.record({name: metrics[name] for name in metrics if METRICS[name].group == "job"})
         except (GlmforgeError, KeyError, TypeError, AttributeError, ValueError):
             return {}

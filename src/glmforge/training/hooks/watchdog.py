@@ -46,7 +46,7 @@ HANG_EXIT_CODE = 124
 """Status of a process that was ended for hanging, as timeout(1) has it. Launchers restart it like any failure."""
 
 _FIRST_STEP = 3
-"""The first step of a process may take so many times longer: it compiles and opens connections."""
+"""The first step of a process may take this many times longer: it compiles and opens connections."""
 _STACKS_LIMIT_S = 30
 _GRACE_S = 60.0
 """How long after the watching thread was due the timer in C waits."""
@@ -91,7 +91,7 @@ class WatchdogHook(Hook):
         self._allowed_s = self._limit(_FIRST_STEP)
         self._timer_at = 0.0
         self._slow: Mark | None = None
-        """What slow work of this rank said last, until other ranks have been told."""
+        """The last progress of slow work on this rank, until other ranks have been notified."""
         self._others: Mark | None = None
         """What a rank said last, as read when this one was silent."""
         self._cannot_write = False
@@ -172,10 +172,10 @@ class WatchdogHook(Hook):
                 self._set_timer()
 
     def _tell_others(self, mark: Mark, look_s: float) -> None:
-        """Unless a rank has just told them: where all are at work, one of them writes."""
+        """Unless a rank has just done so: if all are at work, one of them writes."""
         path = RunDirectory(self.root).alive
-        told = read_mark(path)
-        if told is not None and told.age_s < look_s:
+        newest = read_mark(path)
+        if newest is not None and newest.age_s < look_s:
             return
         try:
             write_mark(path, mark)
@@ -259,7 +259,7 @@ def _write_native_stacks(file: IO[str]) -> None:
         file.write("py-spy or timeout is not installed\n")
         return
     # py-spy stops this process while it looks: the limit is another process's, and the output goes into a file, as
-    # nobody would empty a pipe.
+    # nothing would drain a pipe.
     limited = [timeout, "-s", "KILL", str(_STACKS_LIMIT_S)]
     dump = [py_spy, "dump", "--native", "--pid", str(os.getpid())]
     done = subprocess.run([*limited, *dump], stdout=file, stderr=subprocess.STDOUT, check=False)

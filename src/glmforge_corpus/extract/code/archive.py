@@ -1,6 +1,6 @@
 """The files of a repository: a directory, a tar archive (plain, gzip, Zstandard) or a zip archive.
 
-Nothing is unpacked to the disk, links are not followed, and only files that are asked for by name and size are read.
+Nothing is unpacked to the disk, links are not followed, and only files that are requested by name and size are read.
 What comes before the damage of an archive is read.
 """
 
@@ -22,7 +22,7 @@ class Member(NamedTuple):
     Attributes:
         path: relative to the repository, with "/".
         size: in bytes.
-        data: its content; None if it was not asked for.
+        data: its content; None if it was not requested.
     """
 
     path: str
@@ -31,7 +31,7 @@ class Member(NamedTuple):
 
 
 Wants = Callable[[str, int], bool]
-"""Whether the content of a file is asked for, by its path and size."""
+"""Whether the content of a file is requested, by its path and size."""
 
 
 def read_members(path: Path, wants: Wants) -> Iterator[Member]:

@@ -4,7 +4,7 @@ Documents are split three ways by a hash of their text, so that the parts do not
 repeated text is never on both sides: most are for training, a share calibrates the probabilities, an equal share is
 held out: its figures are printed and stored, and the thresholds of the buckets are chosen on it. (Those are two
 numbers from hundreds of documents; the figures *at* them are a little kinder than those of new documents.) Texts in
-both sets are left out, and near-duplicates should be removed before.
+both sets are omitted, and near-duplicates should be removed before.
 """
 
 from collections.abc import Iterable
@@ -106,7 +106,7 @@ class Seeds:
         texts: large_string [n].
         labels: `[n]`, true for positive.
         parts: `[n]`: learned from, for calibration, or held out.
-        conflicting, repeated: texts left out because both labels have them, or for standing twice.
+        conflicting, repeated: texts omitted because both labels have them, or for standing twice.
     """
 
     texts: pa.Array

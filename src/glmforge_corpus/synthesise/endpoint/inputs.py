@@ -1,4 +1,4 @@
-"""What a model is asked: documents or questions as inputs, prompts from files, requests with reproducible keys."""
+"""A model's inputs: documents or questions, prompts from files, requests with reproducible keys."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ class Question:
     Attributes:
         id: names it among its fellows.
         question: its text.
-        verifier: `kind` and `answer` and whatever else the source said; None where the answer is not known.
+        verifier: `kind` and `answer` and further fields of the source; None where the answer is not known.
         source: document it was made from.
     """
 
@@ -39,7 +39,7 @@ class Question:
 def read_inputs(
     documents: Sequence[Path], questions: Path | None, text_field: str = "text"
 ) -> tuple[list[Document] | list[Question], list[str]]:
-    """(what to ask about, what could not be read and was left out).
+    """(what to ask about, what could not be read and was omitted).
 
     Args:
         documents: files and directories of documents, or none.
@@ -72,7 +72,7 @@ _FIELDS = ", ".join(_QUESTION_FIELDS)
 def read_questions(path: Path) -> Iterator[Question | str]:
     """Questions of a JSONL file: `question` (or `problem`, `prompt`, `instruction`), and `verifier` or `answer`.
 
-    A line that is none comes as a sentence that says why. GSM8K's answers (`... #### 18`) are understood.
+    An invalid line is returned as a sentence that says why. GSM8K's answers (`... #### 18`) are understood.
     """
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -107,7 +107,7 @@ _QUESTION = re.compile(r"<question>\s*(.+?)\s*</question>(?:\s*<answer>\s*(.+?)\
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One chat completion to be asked for.
+    """One chat completion to be requested.
 
     Attributes:
         key: names the request: a hash of the payload, what it is for, and which sample it is.
@@ -160,5 +160,5 @@ def make_request(prompt: str, purpose: str, sample: int, sampling: Mapping[str, 
 
 
 def parse_questions(text: str) -> list[tuple[str, str | None]]:
-    """(question, answer or None) of each question that a reply spells out; thinking is left out."""
+    """(question, answer or None) of each question that a reply spells out; thinking is omitted."""
     return [(q, a or None) for q, a in _QUESTION.findall(text.rpartition("</think>")[2])]

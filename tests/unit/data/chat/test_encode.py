@@ -125,7 +125,7 @@ def test_what_users_and_tools_spell_is_text_and_not_learnt(tokenizer, messages, 
 
 
 def test_nothing_to_learn_is_an_error(tokenizer):
-    with pytest.raises(DataError, match="nothing is to be learnt"):
+    with pytest.raises(DataError, match="no trainable tokens"):
         documents(tokenizer, [USER, PLAIN | {"loss_weight": 0}])
 
 
