@@ -164,7 +164,7 @@ def test_what_may_not_change_when_a_run_goes_on(glmforge, sft, tmp_path: Path) -
     assert_one_line(glmforge("train", path, "stage=midtrain", "sft=null", "phases.0.epochs=2"), "stage was sft")
     assert_one_line(glmforge("train", path, "--from", 1000), "step 1,000", "there is step-")
     (tmp_path / "chat.jsonl").write_bytes(GOOD + lines(record(99)))
-    assert_one_line(glmforge("train", path, "phases.0.epochs=2"), "source 'chat'", "give the new one another name")
+    assert_one_line(glmforge("train", path, "phases.0.epochs=2"), "source 'chat'", "rename the new one in data.sources")
 
 
 def test_what_is_trained_on_twice_or_held_out_as_well_is_told(glmforge, sft, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_what_is_trained_on_twice_or_held_out_as_well_is_told(glmforge, sft, tmp
     status, error = glmforge("train", sft(data=data))
     assert status == 0, error
     assert "'chat' and 'again' are the same text" in " ".join(error.split())
-    assert "'mine' is trained on as source 'chat'" in " ".join(error.split())
+    assert "'mine' is also trained on, as source 'chat'" in " ".join(error.split())
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_encoded_conversations_that_are_damaged_or_incomplete(glmforge, sft, tmp
     assert glmforge("train", path)[0] == 0
     (loss,) = (tmp_path / "encoded").glob("*.loss")
     loss.write_bytes(loss.read_bytes()[:-3])
-    assert_one_line(glmforge("train", path), loss, f"remove {loss.stem}.*, and it is encoded again")
+    assert_one_line(glmforge("train", path), loss, f"remove {loss.stem}.* to encode it again")
     loss.unlink()
     assert glmforge("train", path, "phases.0.epochs=2")[0] == 0
     TokenShard(loss.with_suffix("")).verify()
@@ -367,7 +367,7 @@ def test_a_tokenizer_that_loses_digits(glmforge, tiny_data: TinyData, tmp_path: 
     content["model"]["merges"] = [pair for pair in content["model"]["merges"] if "7" not in "".join(pair)]
     (directory / "tokenizer.json").write_text(json.dumps(content))
     outcome = glmforge("data", "needles", "--tokenizer", directory, "--length", 512, "--out", tmp_path / "out")
-    assert_one_line(outcome, "does not give back the digits")
+    assert_one_line(outcome, "does not decode digits")
 
 
 @pytest.mark.parametrize(("encoding", "output"), [("ascii", "/dev/null"), ("utf-8", "/dev/full")])

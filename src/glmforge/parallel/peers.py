@@ -130,7 +130,7 @@ class Peers:
         asking.join(GRACE_S * 2)
         lost = found[0] if found else self._without_store(ended)
         if lost is None:
-            lost = f"another rank failed, rank unknown ({_first_line(error)})"
+            lost = f"another rank was lost, rank unknown ({_first_line(error)})"
         return PeerLostError(
             f"{lost}; rank {self.rank} on {self._me.process.host} exits with it. Run it again to resume from the "
             "last checkpoint"
@@ -195,7 +195,7 @@ class Peers:
             return None
         named = [str(Peer.model_validate_json(self._store.get(f"who/{rank}"))) for rank in absent[:_NAMED]]
         more = f" and {len(absent) - _NAMED} more" if len(absent) > _NAMED else ""
-        return f"{', '.join(named)}{more} did not answer: its machine is down, or it hangs"
+        return f"{', '.join(named)}{more} gave no answer: lost with the machine, or hanging"
 
     def _watch(self, neighbour: Peer) -> None:
         while not self._stop.wait(_WATCH_EVERY_S):

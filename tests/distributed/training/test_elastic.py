@@ -118,7 +118,7 @@ def test_a_run_from_other_weights_says_so(base: Path, alone: Path, tiny_data: Ti
             {"model": tiny_config(vocab_size=512, num_hidden_layers=2).model_dump()},
             "it lacks|of another shape",
         ),
-        ({"model": tiny_config(vocab_size=640).model_dump()}, "of another shape: fisher.lm_head.weight"),
+        ({"model": tiny_config(vocab_size=640).model_dump()}, "with another shape: fisher.lm_head.weight"),
     ],
     ids=["no directory", "another model", "another shape"],
 )

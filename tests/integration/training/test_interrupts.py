@@ -49,7 +49,9 @@ def test_a_second_interrupt_ends_at_once(tiny_data: TinyData, tmp_path: Path, co
     started.wait_until(lambda: SAYS_FIRST in started.output)
     started.interrupt()
     assert started.wait() == 130
-    assert own_lines(started.output)[-1].startswith("glmforge: interrupted again: ends at once; the same command goes")
+    assert own_lines(started.output)[-1].startswith(
+        "glmforge: interrupted again: exiting without saving; run it again to resume"
+    )
     assert not list(run.glob("checkpoints/step-*"))
 
 
@@ -93,7 +95,7 @@ def test_the_demo_passes_it_on_and_waits(tiny_data: TinyData, tmp_path: Path, co
     assert demo.wait() == 130
     lines = own_lines(demo.output)
     assert lines[0] == SAYS_FIRST
-    assert "saved, the same command resumes there" in lines[1]
+    assert "saved, run it again to resume" in lines[1]
     assert lines[2] == (
         f"glmforge: interrupted; 'glmforge train {config}' resumes the training; running the demo again starts over"
     )

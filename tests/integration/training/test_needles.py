@@ -67,6 +67,6 @@ def test_generated_answers_need_whole_texts(tiny_data: TinyData, tmp_path: Path)
 
 
 def test_a_length_without_room_is_refused_before_the_first_step(tiny_data: TinyData, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"observe\.needles\.lengths: 64 tokens have no room"):
+    with pytest.raises(ConfigError, match=r"observe\.needles\.lengths: 64 tokens are too few for"):
         train(tiny_data.run_config(tmp_path, **sections(NEEDLES | {"lengths": [64]})))
     assert not (tmp_path / "checkpoints").exists()

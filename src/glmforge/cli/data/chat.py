@@ -158,7 +158,7 @@ def _print_report(console: Console, report: "ChatReport", lengths: list[int], co
         console.print(f"lengths of documents: median {median:,}, 95th percentile {tail:,}, longest {longest:,} tokens")
     lost = report.counts.dropped + report.counts.cut
     if lost:
-        handling = {"refuse": "--out would refuse the first of them", "drop": "left out", "cut": "cut or left out"}
+        handling = {"refuse": "--out would refuse the first of them", "drop": "dropped", "cut": "cut or dropped"}
         console.print(
             f"{lost:,} longer than {config.max_tokens:,} tokens ({handling[config.overlong]}), which loses "
             f"{report.counts.tokens_cut:,} tokens"

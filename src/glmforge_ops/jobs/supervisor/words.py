@@ -55,8 +55,9 @@ SIGNS = (
     _sign(r"no space left on device|disk quota exceeded|\bENOSPC\b", Kind.STORAGE, "no space left on a disk"),
     _sign(r"stale file handle|transport endpoint is not connected|\bESTALE\b", Kind.STORAGE, "storage was lost"),
     _sign(r"read-only file system|input/output error|remote i/o error", Kind.STORAGE, "storage fails"),
-    _sign(r"leads to .{1,300}, which is not there; mount it", Kind.STORAGE, "storage is not mounted"),
-    _sign(r"checkpoint.{0,300}(damaged|not whole|checksum)|step-\d+.{0,300}(damaged|not whole|checksum)",
+    _sign(r"(broken link to .{1,300}|leads to .{1,300}, which is not there); mount "
+          r"it", Kind.STORAGE, "storage is not mounted"),
+    _sign(r"(checkpoint|step-\d+).{0,300}(damaged|not whole|incomplete|checksum)",
           Kind.STORAGE, "a checkpoint is damaged"),
     _sign(r"uncorrectable ecc|\bECC error|\bxid\b.{0,40}\d|fallen off the bus|gpu is lost|nvlink.{0,40}error",
           Kind.MACHINE, "a GPU is broken"),

@@ -80,7 +80,7 @@ def test_memory_is_bounded():
     # Formatting elements that are opened again in each paragraph: two million elements of over 100 bytes.
     process = PageProcess(memory=100 << 20)
     try:
-        with pytest.raises(UnreadablePageError, match=r"memory|ended the parser"):
+        with pytest.raises(UnreadablePageError, match=r"memory|killed the parser with"):
             process.read(MAKERS["formatting opened again"](2_000), None, 60)
         assert process.read(GOOD, None, 60).text.startswith(b"The river")
     finally:

@@ -298,7 +298,7 @@ def test_an_array_whose_task_has_no_room_leaves_what_was_there(here: Path) -> No
         (("demo", "--array", "0-3", "output_dir=runs/%a"), "array: every task would train the same run, runs/%a"),
         (("demo", "--options", "list.yaml"), "list.yaml:1: launcher: should be 'local', "),
         (("demo", "--partition", "gpu"), "partition: the launcher local has no scheduler"),
-        (("demo", "--starter", "srun"), "options: starter: the launcher local has no starter 'srun'"),
+        (("demo", "--starter", "srun"), "options: starter: the launcher local does not support starter 'srun'"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_leaves_nothing(here: Path, arguments: tuple[str, ...], told: str) -> None:

@@ -120,7 +120,7 @@ def test_a_ladder_of_needs_takes_no_time(stages_of):
         ("needles ${mid.run}", "needles ${mid.run", "stage evaluate: command: '${mid.run': '${' has no '}'"),
         ("out/pretrain-2", "out/pretrain", "stages pretrain and mid both write to "),
         ("shards: data/web", "shards: out/pretrain", "stages corpus and pretrain both write to "),
-        ("config: demo", "config: demox", "stage pretrain: no run preset and no file is called 'demox'"),
+        ("config: demo", "config: demox", "stage pretrain: no run preset or file named 'demox'"),
         (
             "output_dir: out/pretrain,",
             "optim.lrr: 1,",
@@ -128,7 +128,7 @@ def test_a_ladder_of_needs_takes_no_time(stages_of):
         ),
         ("output_dir: out/pretrain,", "optim.lr: x,", "stage pretrain: override 'optim.lr=\"x\"'"),
         ("nodes: 2", "nodez: 2", "stage pretrain: launch: nodez: unknown key; did you mean 'nodes'?"),
-        ("nodes: 2", "launcher: local, nodes: 2", "stage pretrain: launch: nodes: the launcher local has one node"),
+        ("nodes: 2", "launcher: local, nodes: 2", "stage pretrain: launch: nodes: the launcher local runs on one node"),
         ("nodes: 2", "launcher: local, starter: torchrun", "stage pretrain: launch: a stage that runs from here needs"),
         ("nodes: 2", "array: 0-3", "launch.array: belongs to the chain"),
         ("nodes: 2", "dependency: afterok:1", "launch.dependency: belongs to the chain"),
