@@ -52,5 +52,9 @@ def test_what_is_not_there(run: Path, source: str, complaint: str) -> None:
 
 
 def test_those_that_are_there_are_named(run: Path) -> None:
-    with pytest.raises(CheckpointError, match="there is step-00000012, step-00000003"):
+    with pytest.raises(
+        CheckpointError,
+        match="there_are_0/run@4: no step-00000004 in "
+        "/tmp/pytest-of-root/pytest-693/test_those_that_are_there_are_0/run/checkpoints; available: step-00000012",
+    ):
         find_checkpoint(Path(f"{run}@4"))

@@ -173,7 +173,7 @@ def test_the_other_name_of_mtp_layers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{\n'a': 1}", "config.json:2: not valid JSON"), ("[]", "must hold one JSON object")],
+    [("{\n'a': 1}", "config.json:2: not valid JSON"), ("[]", r"must contain one JSON object, not \[\]")],
 )
 def test_broken_json(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "config.json").write_text(text)

@@ -39,7 +39,7 @@ def test_advice_fits_the_refusal(tmp_path, code, advice):
 
 
 def test_another_file_that_is_refused_is_named(tmp_path):
-    said = r"out: cannot be written \(.*/gone: No such file or directory\): something removed"
+    said = r"out: cannot be written \(.*/gone: No such file or directory\): a file or directory was removed meanwhile"
     with pytest.raises(DataError, match=said), disk_errors(tmp_path / "out"):
         (tmp_path / "gone").read_bytes()
 
@@ -47,7 +47,7 @@ def test_another_file_that_is_refused_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("file", r"file: exists already"),
+        ("file", "file: already exists; choose another name, or pass"),
         ("file/a/b", r"file/a/b: cannot be written \(.*file is a file\)"),
         ("new/a", r"new/a: cannot be written \(no permission in "),
     ],

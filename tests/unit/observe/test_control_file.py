@@ -53,7 +53,7 @@ def test_a_command_is_taken_once(run: Path) -> None:
 
 
 def test_a_run_must_be_there_and_alive(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ControlError, match="nothing: is not the directory of a run"):
+    with pytest.raises(ControlError, match="nothing: is not a run directory, or the run has"):
         send_command(tmp_path / "nothing", Command("save"))
     for event in ("finished", "stopped", "preempted"):
         record_event(run, event, step=1200)
@@ -67,7 +67,7 @@ def test_a_run_must_be_there_and_alive(run: Path, tmp_path: Path) -> None:
 
 def test_one_command_at_a_time(run: Path) -> None:
     send_command(run, Command("profile", 3))
-    with pytest.raises(ControlError, match="'profile 3' has not been taken yet"):
+    with pytest.raises(ControlError, match="'profile 3' has not been accepted yet; wait, or delete the file"):
         send_command(run, Command("stop"))
     assert take_command(run) == "profile 3\n"
 

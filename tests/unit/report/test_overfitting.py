@@ -96,7 +96,7 @@ def test_a_run_whose_training_loss_rises_too_is_unstable() -> None:
     run = made_up(overfitted, overfitted)
     (finding,) = find_overfitting(run)
     assert finding.verdict is Verdict.BOTH_RISE
-    assert "the run is unstable or has gone on to other text" in advice(run, [finding])[0]
+    assert "the run is unstable or has moved on to other text, which is" in advice(run, [finding])[0]
 
 
 def test_a_source_is_compared_with_that_of_its_name() -> None:
@@ -126,7 +126,7 @@ def test_advice_tells_where_the_weights_are_and_what_to_change(tmp_path: Path) -
         (run.directory.checkpoints / f"step-{step:08d}").mkdir(parents=True)
     weights, passes, stopping = advice(run, findings)
     assert f"the nearest checkpoint is that of step 400 ({tmp_path}@400)" in weights
-    assert "By then train had been read 1.2 times: end there" in passes
+    assert "By then train had been read 1.2 times: stop there (epochs of the phase, max_epochs" in passes
     assert "observe.early_stopping" in stopping
     narrow = made_up(falling, overfitted, epochs=0.5)
     assert "it is not repetition" in advice(narrow, findings)[1]

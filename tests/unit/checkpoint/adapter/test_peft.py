@@ -114,7 +114,7 @@ def test_the_same_as_peft(name: str, tmp_path: Path) -> None:
 def test_dora_that_peft_cannot_read_is_refused() -> None:
     config = a_run("dense")
     lora = config.lora.model_copy(update={"dora": True})
-    with pytest.raises(CheckpointError, match="PEFT has no DoRA of this map"):
+    with pytest.raises(CheckpointError, match="PEFT does not support DoRA on this layer"):
         peft_tensors({}, config.model, lora)
 
 

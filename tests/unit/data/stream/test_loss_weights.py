@@ -86,7 +86,7 @@ def test_every_document_has_a_row_of_its_own(make_weighted):
         assert window.ids_S[:length].tolist() == shard.document(index).tolist()
         assert window.labels_S.tolist() == [*shard.document(index)[1:].tolist(), *[IGNORED_LABEL] * (13 - length)]
         assert window.lengths == ((length, 12 - length) if length < 12 else (12,))
-    with pytest.raises(DataError, match=r"document 7 has 12 tokens and no room in a row of seq_len 11"):
+    with pytest.raises(DataError, match="document 7 has 12 tokens, more than seq_len 11; raise seq_len"):
         open_rows(shard, seq_len=11, packing="single", document_mask=True)
 
 
@@ -158,7 +158,7 @@ def test_fill_in_the_middle_does_not_take_weights_apart(make_weighted, tokenizer
     shards = {"code": make_weighted(thirds)}
     config = stream_config(shards, [{"steps": 1, "fim_rate": 0.5}], code={"code": True})
     data = config.data.model_copy(update={"tokenizer": tokenizer_dir})
-    with pytest.raises(DataError, match=r"source 'code': .* cannot rearrange documents with loss weights"):
+    with pytest.raises(DataError, match="source 'code': .* false"):
         Curriculum(config.model_copy(update={"data": data}), shards)
 
 

@@ -54,7 +54,7 @@ def test_a_run_builds_on_the_file(prefixes, tmp_path):
     write_sparse_shard(tmp_path / "web-held-out", 1000)
     out = tmp_path / "mixture.yaml"
     write_mixture(plan_mixture(prefixes, [0.5, 0.3, 0.2], max_epochs=[4]), tmp_path / "t", out, code=["code"])
-    with pytest.raises(DataError, match="exists already"):
+    with pytest.raises(DataError, match="exists; choose another name, or pass --force"):
         write_mixture([], tmp_path, out)
     (tmp_path / "run.yaml").write_text(
         "extends: mixture.yaml\nname: r\nmodel: tiny\nphases: [{name: p, steps: 1, seq_len: 8, batch_size: 1}]\n"

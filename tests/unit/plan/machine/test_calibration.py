@@ -113,7 +113,7 @@ def test_experts_of_the_gpu_benchmark_are_grouped_points(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("[]", "must hold one JSON object"),
+        ("[]", "must contain one JSON object, not []"),
         ("{", "not valid JSON"),
         ({}, "missing, without a default: device"),
         (FILE | {"copys": []}, "copys: unknown key; did you mean 'copies'?"),

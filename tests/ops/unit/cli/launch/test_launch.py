@@ -259,7 +259,7 @@ def test_an_array_whose_task_has_no_room_leaves_what_was_there(here: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--script", "go.py", "--array", "3-1"), "array: 3-1: selects no task"),
+        (("--script", "go.py", "--array", "3-1"), "array: 3-1: names no task"),
         (("--script", "go.py", "--array", "0-99999"), "array: 0-99999: has more than 10,000 tasks"),
         (("--script", "go.py", "--array", "0-9999999999"), "array: 0-9999999999: has a number that is too large"),
         (
