@@ -51,7 +51,7 @@ def test_writing(run, tmp_path: Path) -> None:
         run("--out", "a")
     assert "3 records, 1 of them invalid, 2 documents, " in run("--out", "a", "--max-wrong", 1)
     assert TokenShard(tmp_path / "a").num_documents == 2
-    with pytest.raises(DataError, match="exists already"):
+    with pytest.raises(DataError, match="already exists"):
         run("--out", "a", "--max-wrong", 1)
     options = ("--out", "a", "--max-wrong", 1, "--force", "--max-tokens", 60, "--overlong", "cut", "--show", 2)
     output = run(*options)

@@ -188,5 +188,5 @@ def test_what_is_not_there_or_damaged_is_refused(tiny_data: TinyData, tmp_path: 
         (copy / file.name).write_bytes(file.read_bytes())
     shard = next(copy.glob("*.distcp"))
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match="is not whole"):
+    with pytest.raises(CheckpointError, match="is incomplete"):
         train(start(tiny_data, tmp_path / "run", str(copy)))

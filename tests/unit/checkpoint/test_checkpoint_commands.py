@@ -101,7 +101,7 @@ def test_diff_says_equal_or_different_by_its_exit_status(tmp_path: Path) -> None
     changed = {"model.weight": make_tensors(2)["model.weight"], "model.[x]": make_tensors(1)["optim.step"]}
     b = save_checkpoint(tmp_path / "b", 1, make_tensors(1) | changed, make_meta(1, tokens_consumed=7))
     assert run("diff", a, same).exit_code == 0
-    assert "equal: 7 tensors with the same bits, 0 without" in run("diff", a, same).output
+    assert "equal: 7 tensors bit-identical, 0 different" in run("diff", a, same).output
     result = run("diff", a, b)
     assert result.exit_code == 1
     for expected in ("only in b: model.[x]", "tokens_consumed was 1024 and is 7", "different: 6 tensors with"):

@@ -51,7 +51,7 @@ ALLOWED = {
 NOTED = {
     "rate": ({"optim__lr": 1e-3}, "optim.lr was 0.00025 and is 0.001: learning rate"),
     "schedule": ({"optim__schedule": "wsd"}, "optim.schedule was cosine and is wsd"),
-    "longer": ({"phases__third__steps": 20}, "phases.third.steps was 10 and is 20: the schedule of the learning rate"),
+    "longer": ({"phases__third__steps": 20}, "phases.third.steps was 10 and is 20: the learning-rate schedule ends"),
     "batch": ({"phases__second__batch_size": 16}, "phases.second.batch_size was 8 and is 16"),
     "ramp": (
         {"phases__second__batch_ramp": {"start": 4, "increment": 4, "tokens": 512}},
@@ -70,7 +70,7 @@ NOTED = {
     ),
 }
 REFUSED = {
-    "model": ({"model__hidden_size": 128}, r"model\.hidden_size was 48 and is 128 \(the weights were made in this"),
+    "model": ({"model__hidden_size": 128}, r"model\.hidden_size was 48 and is 128 \(the weights have this shape"),
     "optimizer": ({"optim__matrix_optimizer": "adamw"}, r"matrix_optimizer was muon and is adamw .*reset-optimizer"),
     "type of states": ({"optim__state_dtype": "bf16"}, r"state_dtype was fp32 and is bf16 .*reset-optimizer"),
     "optimizer of some": (
@@ -78,7 +78,7 @@ REFUSED = {
         r"optim\.rules was \[\] .*reset-optimizer",
     ),
     "frozen": ({"optim__rules": [{"match": "*.gate.weight", "lr_scale": 0.0}]}, r"optim\.rules was"),
-    "seed": ({"seed": 1}, r"seed was 0 and is 1 \(the order of the samples"),
+    "seed": ({"seed": 1}, r"seed was 0 and is 1 \(it determines the order of samples"),
     "seq_len": ({"phases__second__seq_len": 16}, r"phases\.second\.seq_len was 32 and is 16"),
     "seq_len of a finished phase": ({"phases__first__seq_len": 16}, r"phases\.first\.seq_len was 32 and is 16"),
     "packing": ({"phases__second__packing": "best_fit"}, r"phases\.second\.packing was truncate and is best_fit"),
@@ -88,9 +88,12 @@ REFUSED = {
     "name": ({"phases__second__name": "other"}, r"phases\.second was there and is not there"),
     "longer, but followed": (
         {"phases__first__steps": 11},
-        r"phases\.first ended after 80 samples and would now have 88, but phase 'second' has begun since",
+        r"phases\.first ended after 80 samples and would now end after 88, but phase 'second' has begun since",
     ),
-    "rounded up, but followed": ({"phases__first__batch_size": 5, "phases__first__steps": 17}, "would now have 85"),
+    "rounded up, but followed": (
+        {"phases__first__batch_size": 5, "phases__first__steps": 17},
+        "would now end after 85",
+    ),
 }
 
 

@@ -80,7 +80,7 @@ def test_verify_names_the_file(damaged):
 def test_load_refuses(damaged):
     _, newest, _ = damaged
     tensors = blank_tensors()
-    with pytest.raises(CheckpointError, match=f"{re.escape(str(newest))}.* is not whole"):
+    with pytest.raises(CheckpointError, match=f"{re.escape(str(newest))}.* is incomplete"):
         load_checkpoint(newest, tensors)
     assert all((t == -1).all() for t in tensors.values() if t.numel())
 
@@ -92,7 +92,7 @@ def test_load_latest_takes_the_older_one_and_says_why(damaged, caplog):
     path, meta = load_latest(older.parent, tensors)
     assert (path, meta.step) == (older, 10)
     assert_holds_step(tensors, 10)
-    assert f"{newest} is not whole and is skipped" in caplog.text
+    assert f"{newest} is incomplete and is skipped" in caplog.text
     assert file.name in caplog.text
 
 
@@ -119,7 +119,9 @@ def test_none_whole_is_an_error_and_not_a_fresh_start(pair, tmp_path):
         with pytest.raises(
             CheckpointError,
             match=r"no complete checkpoint: "
-            r"/tmp/pytest-of-root/pytest-693/test_none_whole_is_an_error_an0/step-00000020/\.metadata: missing; /tmp/pytest-of-root/pytest-693/test_none_whole_is_an_error_an0/step-00000010/\.metadata: missing; restore",
+            r"/tmp/pytest-of-root/pytest-693/test_none_whole_is_an_error_an0/step-00000020/\.metadata: missing; "
+            r"/tmp/pytest-of-root/pytest-693/test_none_whole_is_an_error_an0/step-00000010/\.metadata: missing; "
+            r"restore",
         ):
             find(tmp_path)
 

@@ -42,7 +42,7 @@ def test_a_directory_may_have_such_a_name(run: Path) -> None:
         ("@4", "run@4: there is no step-00000004 in"),
         ("-2@4", "run-2 has no checkpoints"),
         ("-2", "run-2: no such directory; pass a run, a checkpoint or an export"),
-        ("/..", "holds neither checkpoints nor a Hugging Face model"),
+        ("/..", "contains neither checkpoints nor a Hugging Face model"),
     ],
 )
 def test_what_is_not_there(run: Path, source: str, complaint: str) -> None:

@@ -154,7 +154,7 @@ def test_after_too_many_failures_in_a_row_the_next_call_raises(tmp_path, backgro
         run.save(step)
     if background:
         run.save(98)  # fails like the others, which the next call tells
-    with pytest.raises(CheckpointError, match=f"more than checkpoint.max_failed_saves = {allowed}; the last: .*step-"):
+    with pytest.raises(CheckpointError, match=f"exceeding checkpoint.max_failed_saves = {allowed}; the last: .*step-"):
         run.save(99)
     reports = run.saver.poll()
     assert len(reports) == allowed + 1
@@ -214,7 +214,8 @@ def test_a_bit_that_flips_between_writing_and_reading_back(tmp_path, monkeypatch
     monkeypatch.undo()
     _, failed = run.saver.poll()
     assert (
-        "what was written: /tmp/pytest-of-root/pytest-693/test_a_bit_that_flips_between_0/checkpoints/.step-00000002.partial-vm-21459/__0_0.distcp: SHA-256 differs from what was"
+        "what was written: "
+        "/tmp/pytest-of-root/pytest-693/test_a_bit_that_flips_between_0/checkpoints/.step-00000002.partial-vm-21459/__0_0.distcp: SHA-256 differs from what was"
         in failed.error
     )
     assert "__0_0.distcp: SHA-256 differs" in failed.error
@@ -296,10 +297,10 @@ def test_damage_on_the_local_disk_turns_to_the_next_older_one(tmp_path, caplog):
     (run.local / "step-00000003" / "part-00000.json").unlink()
     assert run.resumed_step() == 2
     assert (
-        "step-00000001', 'uuid': '251920246986125448700854262725975487395', 'storage_writer': '_ShardWriter', 'planner': 'BalancedSavePlanner'"
-        in caplog.text
+        "step-00000001', 'uuid': '251920246986125448700854262725975487395', 'storage_writer': '_ShardWriter', "
+        "'planner': 'BalancedSavePlanner'" in caplog.text
     )
-    assert "step-00000003 is not whole and is skipped: the parts of all ranks" in caplog.text
+    assert "step-00000003 is incomplete and is skipped: the parts of all ranks" in caplog.text
     run.save(5, 6, ephemeral=True)
     run.saver.wait()
     assert "deleting" in caplog.text

@@ -25,8 +25,8 @@ from glmforge.errors import DataError
         (errno.EACCES, "make it accessible to this user"),
         (errno.EPERM, "make it accessible to this user"),
         (errno.EROFS, "mount it writable"),
-        (errno.ENOENT, "something removed a file or directory just now"),
-        (errno.ENOTDIR, "a file stands where a directory is to be"),
+        (errno.ENOENT, "a file or directory was removed meanwhile"),
+        (errno.ENOTDIR, "a file is in the way of a directory"),
         (errno.EXDEV, "choose another place"),
     ],
 )

@@ -76,12 +76,12 @@ def test_every_line_has_its_answer(engine_of: Callable[[], Engine], tmp_path: Pa
         ({"prompt": [1, 512]}, "in.jsonl:2: prompt: token 512 is outside the vocabulary of 512"),
         ({"prompt": 7}, "must be text or a list of token ids"),
         ({"prompt": "x", "top_q": 1}, "top_q: unknown key; did you mean 'top_p'?"),
-        ({"prompt": "x", "messages": []}, 'give either "prompt"'),
+        ({"prompt": "x", "messages": []}, 'set either "prompt"'),
         ({"messages": [7]}, "message 0: 7 is not a message with role and content"),
         ({"messages": [{"role": "user", "content": "x"}], "thinking": "on"}, "thinking: must be true or false"),
         ({"prompt": "x", "tools": []}, 'tools: cannot be combined with "prompt"'),
         ({"messages": [], "control_tokens": True}, 'control_tokens: cannot be combined with "messages"'),
-        ({"prompt": [1], "control_tokens": True}, "goes with a prompt that is text"),
+        ({"prompt": [1], "control_tokens": True}, "only applies to text prompts"),
         ({"prompt": "x", "logit_bias": {"x": 1}}, "logit_bias: x is not a token id"),
         ({"prompt": [1] * 300}, "the model has 256"),
         ({"prompt": "x", "top_k": 2**63}, "in.jsonl:2: top_k: 9223372036854775808 is not"),
@@ -122,7 +122,7 @@ def test_a_stopped_command_goes_on(engine_of: Callable[[], Engine], tmp_path: Pa
     assert not (tmp_path / "out.jsonl").exists()
     unfinished = tmp_path / "out.jsonl.unfinished"
     unfinished.write_bytes(unfinished.read_bytes() + b'{"line": 4, "sam')  # and the machine stopped
-    with pytest.raises(GlmforgeError, match="of another model"):
+    with pytest.raises(GlmforgeError, match="from another model"):
         answer(engine_of(), tmp_path, source="another")
 
     engine = engine_of()

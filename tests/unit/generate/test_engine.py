@@ -177,7 +177,7 @@ def test_a_change_that_pytorch_does_not_count(
         ([1] * 250, {"max_new_tokens": 7}, "need 257 positions, the model has 256"),
         ([1], {"banned_tokens": [512]}, "token 512 is outside the vocabulary of 512"),
         ([1], {"stop": ["x"]}, "stop: needs text, but the engine has only"),
-        ([1] * 30, {"max_new_tokens": 7}, "can never fit a cache of 36 tokens"),
+        ([1] * 30, {"max_new_tokens": 7}, "do not fit into a cache of 36 tokens"),
     ],
 )
 def test_a_request_that_can_never_be_served(

@@ -75,7 +75,7 @@ def test_refused(settings: dict[str, object], words: str) -> None:
             {"first_tokens": [7], "stop_ids": [7], "min_new_tokens": 2},
             "first_tokens: all are banned, beyond vocab_size, or end the",
         ),
-        ({"banned_tokens": list(range(5)), "vocab_size": 5}, "none of the 5 tokens is left"),
+        ({"banned_tokens": list(range(5)), "vocab_size": 5}, "all 5 tokens are banned"),
     ],
     ids=str,
 )

@@ -25,7 +25,7 @@ def control(*arguments: object) -> Result:
     ("arguments", "text", "what"),
     [
         (["save"], "save\n", "saves a checkpoint after the next step"),
-        (["stop"], "stop\n", "ends with status 0"),
+        (["stop"], "stop\n", "exits with status 0"),
         (["profile", "--steps", "5"], "profile 5\n", "profiles 5 step(s) on its first and last rank, into "),
     ],
 )

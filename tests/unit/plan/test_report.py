@@ -56,7 +56,7 @@ def test_fits_with_a_tenth_to_spare_or_says_so(gigabytes: float, word: str) -> N
     fit = answers(planned(memory=peak_of(gigabytes)))[0]
     assert fit.question == "Does it fit?"
     assert fit.words.startswith(f"{word}: {gigabytes:.1f} of 80 GB")
-    assert "place 1 of the pipeline" in fit.words
+    assert "at pipeline rank 1" in fit.words
 
 
 def test_memory_is_of_closed_forms_unless_given_and_of_the_stage() -> None:

@@ -93,7 +93,8 @@ def test_a_file_that_is_not_there(tiny_data, tmp_path):
     with pytest.raises(
         DataError,
         match=r"data\.sources\.0\.path: "
-        r"/tmp/pytest-of-root/pytest-693/test_a_file_that_is_not_there0/nowhere\.jsonl does not exist; correct the path",
+        r"/tmp/pytest-of-root/pytest-693/test_a_file_that_is_not_there0/nowhere\.jsonl does not exist; correct the "
+        r"path",
     ):
         open_data(config, WORLD)
 

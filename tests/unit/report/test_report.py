@@ -224,7 +224,7 @@ def test_answers_stand_beside_their_references_and_what_was_answered_before(tmp_
     assert page.text.count(f"said 1 {hostile}") == page.text.count(f"said 2 {hostile}") == 24
     assert page.text.count("At earlier evaluations") == 24
     assert "And 7 more of the last evaluation" in page.text
-    assert "<i>, step 3, ended by itself, malformed: holds <b>" in page.text
+    assert "<i>, step 3, stopped, malformed: holds <b>" in page.text
     assert "Held-out answers" in page.titles
     tables = {table.title: table.rows for table in make_tables(read_run(root), root)}
     assert [cell.text for cell in tables["Answers to held-out prompts"][0]] == ["<i>", "3", "30", "100.0%", "50.0%"]

@@ -134,8 +134,8 @@ def fewer_experts(tensors: dict[str, Tensor]) -> None:
         (other_shape, "q_proj.lora_A.weight: has shape [2, 47] in the adapter, the run needs [2, 48]"),
         (no_number, "q_proj.lora_A.weight contains non-finite values"),
         (half, "q_proj.lora_A.weight: is not in the adapter"),
-        (one_more, r"'base_model.model.../../x\nglmforge: all is well': the run has no such adapter"),
-        (foreign, r"'../../x\nglmforge: all is well' is no name of PEFT's"),
+        (one_more, r"'base_model.model.../../x\nglmforge: all is well': not adapted by this run"),
+        (foreign, r"'../../x\nglmforge: all is well' is not a PEFT tensor name"),
         (fewer_experts, "mlp.experts: the adapter has A ["),
     ],
 )
@@ -153,7 +153,7 @@ def test_a_pickle_is_not_opened(adapter: Path, base: Path) -> None:
     (said,) = refusals(adapter, base)
     assert "has only adapter_model.bin, and loading a pickle can" in said
     shutil.rmtree(adapter)
-    assert all("holds no adapter of PEFT's" in said for said in refusals(adapter, base))
+    assert all("not a PEFT adapter" in said for said in refusals(adapter, base))
 
 
 def test_what_is_no_checkpoint_of_adapters_is_named(adapter: Path, base: Path) -> None:
@@ -162,9 +162,9 @@ def test_what_is_no_checkpoint_of_adapters_is_named(adapter: Path, base: Path) -
             find_adapter(source)
     checkpoint = import_peft(adapter, adapter / "out", base=base)
     assert find_adapter(adapter / "out")[0] == checkpoint
-    with pytest.raises(CheckpointError, match="is a checkpoint of adapters already"):
+    with pytest.raises(CheckpointError, match="is already an adapter checkpoint"):
         import_peft(checkpoint, adapter / "again", base=base)
-    with pytest.raises(CheckpointError, match=r"is no Hugging Face directory"):
+    with pytest.raises(CheckpointError, match=r"is not a Hugging Face directory"):
         import_peft(adapter, adapter / "again", base=adapter)
 
 

@@ -148,9 +148,12 @@ def test_read_back_as_written(name: str, tmp_path: Path) -> None:
     ("other", "error"),
     [
         ({"targets": ["all-linear"], "rank": 2}, "rank"),
-        ({"targets": ["self_attn"]}, "the run has no such adapter"),
+        ({"targets": ["self_attn"]}, "not adapted by this run"),
         ({"targets": ["all-linear", "gate"]}, "is not in the adapter"),
-        ({"targets": ["self_attn", "shared_experts", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]}, "no such"),
+        (
+            {"targets": ["self_attn", "shared_experts", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]},
+            "not adapted by this run",
+        ),
     ],
 )
 def test_an_adapter_of_other_settings_is_refused(other: dict[str, Any], error: str, tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_we_load_what_transformers_saves(tmp_path, changes, caplog):
     assert read_config == config.model_copy(update={"num_nextn_predict_layers": 0})
     assert_equal(dict(tensors), model.state_dict())
     announced = config.num_nextn_predict_layers > 0
-    assert ("config.json announces" in caplog.text) == announced
+    assert ("config.json lists" in caplog.text) == announced
 
 
 def test_transformers_loads_bf16_with_fp32_correction_biases(tmp_path):
@@ -383,7 +383,7 @@ def test_a_state_that_does_not_fit_is_not_exported(tmp_path, defect, message):
 
 EXPERT = "model.layers.1.mlp.experts.2.up_proj.weight"
 FILE_DEFECTS = {
-    "missing": (lambda t: t.pop(EXPERT), rf"{EXPERT} missing; config\.json asks for them"),
+    "missing": (lambda t: t.pop(EXPERT), rf"{EXPERT} missing, required by config\.json"),
     "unexpected": (
         lambda t: t.update({"model.layers.9.weight": torch.zeros(1)}),
         r"model\.layers\.9\.weight in the files, but not in config\.json's model \(num_hidden_layers 3, "
@@ -391,7 +391,7 @@ FILE_DEFECTS = {
     ),
     "shape": (
         lambda t: t.update({EXPERT: torch.zeros(16, 12)}),
-        rf"{EXPERT} is \[16, 12\], config\.json makes it \[12, 16\]",
+        rf"{EXPERT} is \[16, 12\], but config\.json implies \[12, 16\]",
     ),
     "part of the MTP layer": (lambda t: t.pop(MTP + "enorm.weight"), rf"{MTP}enorm\.weight missing"),
 }

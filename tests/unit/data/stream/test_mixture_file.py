@@ -74,7 +74,7 @@ def test_names_come_from_paths(tmp_path):
         write_sparse_shard(tmp_path / name, 1000)
     sources = plan_mixture([tmp_path / "a/text", tmp_path / "b/text"])
     assert [source.name for source in sources] == ["a-text", "b-text"]
-    with pytest.raises(DataError, match="named twice"):
+    with pytest.raises(DataError, match="appears twice"):
         plan_mixture([tmp_path / "a/text", tmp_path / "a/text"])
     with pytest.raises(DataError, match="code: no source 'c'"):
         write_mixture(sources, tmp_path, tmp_path / "m.yaml", code=["c"])

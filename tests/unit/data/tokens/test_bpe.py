@@ -70,7 +70,7 @@ def test_byte_lengths_are_those_of_the_text(tokenizer):
 @pytest.mark.parametrize(
     ("vocab_size", "complaint"),
     [
-        (MIN_VOCAB_SIZE - 1, "need at least 292"),
+        (MIN_VOCAB_SIZE - 1, "must be at least 292"),
         (5000, "only .* tokens; add text, or lower --vocab-size to"),
         (MAX_VOCAB_SIZE + 1, "2,097,151: at most 2,097,150"),
     ],

@@ -152,7 +152,7 @@ def _edit_json(path, **changes):
         ),
         (
             lambda p: p("idx").write_bytes(struct.pack("<9sQBQQq", b"MMIDIDX\0\0", 1, 8, 0, 1, 0)),
-            r"holds no documents",
+            r"contains no documents",
         ),
         (
             lambda p: p("idx").write_bytes(MEGATRON_IDX[:-8] + struct.pack("<q", 3)),
@@ -183,7 +183,7 @@ def test_damage_is_found_on_opening(make_shard, damage, complaint):
         (lambda p: p("bin").write_bytes(b"\x06" + MEGATRON_BIN[1:]), "checksum"),
         (
             lambda p: p("idx").write_bytes(MEGATRON_IDX[:58] + struct.pack("<q", 10) + MEGATRON_IDX[66:]),
-            "do not lie back to back",
+            "are not contiguous",
         ),
     ],
 )

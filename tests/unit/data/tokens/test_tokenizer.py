@@ -99,7 +99,7 @@ def test_a_file_is_no_directory_of_a_tokenizer(tmp_path):
     ("size", "complaint"),
     [
         (0, "padded_vocab_size 0 is less than the 360 tokens: create"),
-        (359, "has no room for 360 tokens"),
+        (359, "is less than the 360 tokens"),
         ("384", "'384' .* count"),
     ],
 )
