@@ -218,11 +218,7 @@ def test_a_damaged_one_keeps_the_local_copies(root: Path, disks: Path, monkeypat
         flip_a_bit(next(final.glob("__0_*")))
 
     monkeypatch.setattr(room, "publish", publish_damaged)
-    with pytest.raises(
-        CheckpointError,
-        match=r"step-00000020 is damaged, local copies are kept: "
-        r"/tmp/pytest-of-root/pytest-693/test_a_damaged_one_keeps_the_l0/run/checkpoints/step-00000020/__0_0\.distcp: SHA-256 differs from manifest\.json",
-    ):
+    with pytest.raises(CheckpointError, match=r"step-00000020 is damaged, local copies are kept: .*SHA-256 differs"):
         collect(root, disks)
     assert all(local(disks, node, 20).exists() for node in (0, 1))
 
@@ -339,5 +335,5 @@ def test_killed_at_any_moment_it_can_be_run_again(tmp_path: Path, template: Path
 
 def test_without_ssh_it_says_so(root: Path, tmp_path: Path) -> None:
     transfers = Transfers()
-    with pytest.raises(HostError, match="^node1: command not found: 'no-such-ssh'; install it, or"):
+    with pytest.raises(HostError, match=r"^node1: command not found: 'no-such-ssh'; install it, or"):
         room.consolidate(root, tmp_path, [SshHost("node1", transfers, Ssh(("no-such-ssh",)))], transfers)

@@ -116,13 +116,7 @@ def test_none_whole_is_an_error_and_not_a_fresh_start(pair, tmp_path):
     for path in pair:
         delete(path / ".metadata")
     for find in (latest_checkpoint, lambda root: load_latest(root, blank_tensors())):
-        with pytest.raises(
-            CheckpointError,
-            match=r"no complete checkpoint: "
-            r"/tmp/pytest-of-root/pytest-693/test_none_whole_is_an_error_an0/step-00000020/\.metadata: missing; "
-            r"/tmp/pytest-of-root/pytest-693/test_none_whole_is_an_error_an0/step-00000010/\.metadata: missing; "
-            r"restore",
-        ):
+        with pytest.raises(CheckpointError, match=r"no complete checkpoint: .*\.metadata: missing"):
             find(tmp_path)
 
 

@@ -39,7 +39,7 @@ def test_a_directory_may_have_such_a_name(run: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
-        ("@4", "run@4: there is no step-00000004 in"),
+        ("@4", "run@4: no step-00000004 in"),
         ("-2@4", "run-2 has no checkpoints"),
         ("-2", "run-2: no such directory; pass a run, a checkpoint or an export"),
         ("/..", "contains neither checkpoints nor a Hugging Face model"),
@@ -52,9 +52,5 @@ def test_what_is_not_there(run: Path, source: str, complaint: str) -> None:
 
 
 def test_those_that_are_there_are_named(run: Path) -> None:
-    with pytest.raises(
-        CheckpointError,
-        match="there_are_0/run@4: no step-00000004 in "
-        "/tmp/pytest-of-root/pytest-693/test_those_that_are_there_are_0/run/checkpoints; available: step-00000012",
-    ):
+    with pytest.raises(CheckpointError, match="available: step-00000012, step-00000003"):
         find_checkpoint(Path(f"{run}@4"))

@@ -213,11 +213,7 @@ def test_a_bit_that_flips_between_writing_and_reading_back(tmp_path, monkeypatch
     run.saver.wait()
     monkeypatch.undo()
     _, failed = run.saver.poll()
-    assert (
-        "what was written: "
-        "/tmp/pytest-of-root/pytest-693/test_a_bit_that_flips_between_0/checkpoints/.step-00000002.partial-vm-21459/__0_0.distcp: SHA-256 differs from what was"
-        in failed.error
-    )
+    assert "the data on disk differs from what was written" in failed.error
     assert "__0_0.distcp: SHA-256 differs" in failed.error
     assert not [path for path in tmp_path.rglob("*00000002*")]
     assert run.resumed_step() == 1
@@ -296,10 +292,7 @@ def test_damage_on_the_local_disk_turns_to_the_next_older_one(tmp_path, caplog):
     shard.write_bytes(content)
     (run.local / "step-00000003" / "part-00000.json").unlink()
     assert run.resumed_step() == 2
-    assert (
-        "step-00000001', 'uuid': '251920246986125448700854262725975487395', 'storage_writer': '_ShardWriter', "
-        "'planner': 'BalancedSavePlanner'" in caplog.text
-    )
+    assert "step-00000004 is incomplete and is skipped" in caplog.text
     assert "step-00000003 is incomplete and is skipped: the parts of all ranks" in caplog.text
     run.save(5, 6, ephemeral=True)
     run.saver.wait()

@@ -57,9 +57,7 @@ def test_one_changed_bit_of_any_tensor_is_another_base(tmp_path: Path, hashed: l
     before = base_weights(base)
     flip(base, tensor, offset)
     with pytest.raises(
-        CheckpointError,
-        match=r"was trained on the weights of .* holds other or changed weights \(4, "
-        r"cc4ddb9af033\); pass",
+        CheckpointError, match=r"was trained on the weights of .* holds other or changed weights"
     ) as refused:
         check_base(tmp_path / "adapter", before, base_weights(base))
     assert "\n" not in str(refused.value)
@@ -110,5 +108,5 @@ def test_the_fingerprint_of_an_earlier_version_is_compared_and_said_to_be_less(t
     assert "64 bytes at three offsets of each base tensor; those match" in caplog.text
     assert "nothing else was compared" in caplog.text
     flip(base, "b", 1399)  # among the last bytes
-    with pytest.raises(CheckpointError, match=r"holds other or changed weights \(4, cc4ddb9af033\); pass"):
+    with pytest.raises(CheckpointError, match=r"holds other or changed weights"):
         check_base(tmp_path / "adapter", earlier, base_weights(base))

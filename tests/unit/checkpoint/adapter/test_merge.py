@@ -166,8 +166,7 @@ def test_what_does_not_belong_together_is_refused_in_one_line(tmp_path, base):
     export_hf(state, CONFIG, other, dtype=torch.float32, max_shard_bytes=200_000)
     with pytest.raises(
         CheckpointError,
-        match=r"was trained on the weights of .*/model .* holds other or changed "
-        r"weights \(57, 508a6471428a\); pass",
+        match=r"was trained on the weights of .*/model .* holds other or changed weights",
     ) as error:
         merge(checkpoint, tmp_path / "merged", other)
     assert "\n" not in str(error.value)

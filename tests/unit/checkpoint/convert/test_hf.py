@@ -421,8 +421,7 @@ def test_experts_of_mixed_types_are_refused(tmp_path):
         (lambda d: next(d.glob("*.safetensors")).unlink(), r"model-00001-of-00001\.safetensors: missing"),
         (
             lambda d: _cut(next(d.glob("*.safetensors"))),
-            r"is damaged or truncated \(65,428 bytes, but its header "
-            r"implies",
+            "is damaged or truncated",
         ),
         (lambda d: (d / "model.safetensors.index.json").write_text("{"), "not valid JSON"),
         (lambda d: (d / "model.safetensors.index.json").write_text("{}"), "is not an index of safetensors"),

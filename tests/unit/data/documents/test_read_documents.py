@@ -150,7 +150,7 @@ BAD_FILES = [
     ("c.jsonl.gz", b"no gzip", r"c.jsonl.gz: cannot be read \(Not a gzipped file"),
     ("c.jsonl.gz", gzip.compress(JSONL, mtime=0)[:-12], r"c.jsonl.gz: cannot be read"),
     ("c.jsonl.zst", b"no zstandard", r"c.jsonl.zst: not readable as Zstandard"),
-    ("c.jsonl.zst", truncated_zstandard(JSONL * 100), "c.jsonl.zst: ends in the middle .* again"),
+    ("c.jsonl.zst", truncated_zstandard(JSONL * 100), "c.jsonl.zst: ends in the middle of a Zstandard frame"),
     ("c.parquet", b"no parquet", r"c.parquet: not readable as Parquet"),
 ]
 
@@ -193,12 +193,7 @@ def test_empty_corpus(tmp_path, data):
 
 def test_corpus_of_bad_records_only(tmp_path):
     path = write(tmp_path, "c.jsonl", b"a\nb\n")
-    with pytest.raises(
-        DataError,
-        match=r"could be read \(2 skipped\); the first: "
-        r"/tmp/pytest-of-root/pytest-693/test_corpus_of_bad_records_onl0/c\.jsonl, "
-        r"line 1: not",
-    ):
+    with pytest.raises(DataError, match=r"could be read \(2 skipped\); the first: .*c\.jsonl, line 1: not JSON"):
         texts_of(path, on_error="skip")
 
 

@@ -239,7 +239,7 @@ def test_writer_refuses_an_empty_shard(tmp_path):
 
 def test_writer_replaces_only_if_asked(make_shard, tmp_path):
     make_shard([[1, 2]])
-    with pytest.raises(DataError, match="shard.bin: already exists; choose another name, or pass"):
+    with pytest.raises(DataError, match=r"shard.bin: already exists; choose another name, or pass"):
         make_shard([[3]])
     with ShardWriter(tmp_path / "shard", 1000, overwrite=True) as writer:
         writer.add(np.array([3]), np.array([1]))
