@@ -86,7 +86,7 @@ class SampleWriter:
             engine = Engine(runner, EngineConfig(self._cache_bytes(runner, mine), PAGE_SIZE))
             params = [self._params(index) for index in mine]
             answers = engine.generate([self.prompts[index] for index in mine], params, alive=alive)
-        found = _gathered(dict(zip(mine, answers, strict=True)) if runner.speaks else {})
+        found = _gathered(dict(zip(mine, answers, strict=True)) if runner.is_first else {})
         cost = make_record(
             sampling_seconds=time.perf_counter() - started,
             sampling_cache_bytes=engine.config.cache_bytes,

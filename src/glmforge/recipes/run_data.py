@@ -173,7 +173,7 @@ def _once(make: Callable[[], None], world: World, *, here: bool, what: str) -> N
 def _open_shard(prefix: Path, tokenizer: Tokenizer) -> TokenShard:
     shard = TokenShard(prefix)
     shard.check_tokenizer(tokenizer)
-    if shard.loss is not None and not shard.loss.any_learnt:
+    if shard.loss is not None and not shard.loss.any_trained:
         raise DataError(f"{shard.loss.path}: the shard has no trainable tokens; use another one, or remove it")
     return shard
 

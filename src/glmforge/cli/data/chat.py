@@ -137,7 +137,7 @@ def _dropping(config: "ChatConfig") -> "ChatConfig":
 def _shown(document: "EncodedConversation", place: str, tokenizer: "Tokenizer", *, marked: bool) -> Text:
     """The document's text, what is trained on in green; between marks where there are no colours."""
     text = Text()
-    text.append(f"--- {place}: {len(document.ids):,} tokens, {document.num_learnt:,} trained on\n", "bold")
+    text.append(f"--- {place}: {len(document.ids):,} tokens, {document.num_trained:,} trained on\n", "bold")
     pairs = zip(document.weights.tolist(), document.ids.tolist(), strict=True)
     for weight, part in itertools.groupby(pairs, lambda pair: pair[0]):
         piece = escaped(tokenizer.decode([token for _, token in part]), keep=IN_TEXT)

@@ -42,7 +42,7 @@ class EncodedConversation(NamedTuple):
     weights: NDArray[np.float32]
 
     @property
-    def num_learnt(self) -> int:
+    def num_trained(self) -> int:
         return int(np.count_nonzero(self.weights))
 
 
@@ -60,7 +60,7 @@ def encode(conversation: Conversation, tokenizer: Tokenizer, config: ChatConfig)
         _encode(Conversation(messages, conversation.tools), trained, tokenizer, thinking=thinking)
         for messages, trained in _unfolded(conversation, weights)
     ]
-    if not any(document.num_learnt for document in documents):
+    if not any(document.num_trained for document in documents):
         raise DataError("no trainable tokens: no assistant message has a loss weight above 0")
     return documents
 

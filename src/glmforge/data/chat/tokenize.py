@@ -222,4 +222,4 @@ def _keep(result: Encoded, document: EncodedConversation, where: str, tokenizer:
         result.places.append(where)
         result.counts.documents += 1
         result.counts.tokens += len(kept.ids)
-        result.counts.learnt += kept.num_learnt
+        result.counts.learnt += kept.num_trained

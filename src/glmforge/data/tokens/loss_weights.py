@@ -56,7 +56,7 @@ class LossWeights:
         path: the file.
         checksum: SHA-256 of the codes, which with the weights tells this file from others.
         is_mask: all weights are 0 or 1.
-        any_learnt: some weight is not 0.
+        any_trained: some weight is not 0.
         sums_D: float32, of each document what the weights of its conversation's labels add up to; None: each document
             is a conversation.
 
@@ -89,7 +89,7 @@ class LossWeights:
         self._weights = weights[:num_weights]
         self._codes = np.frombuffer(contents, np.uint8, num_tokens, _HEADER_BYTES)
         self.is_mask = bool(np.isin(self._weights, (0, 1)).all())
-        self.any_learnt = bool(self._weights.any())
+        self.any_trained = bool(self._weights.any())
         sums = np.frombuffer(contents, "<f4", num_documents, _HEADER_BYTES + num_tokens) if sum_bytes else None
         self.sums_D: NDArray[np.float32] | None = sums
         self._sums_crc = bytes(contents[-_CRC.size :])

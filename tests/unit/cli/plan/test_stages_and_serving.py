@@ -65,7 +65,7 @@ def test_with_several_nodes_a_plan_says_what_crosses_between_them(air: str) -> N
     assert copies["settings"] == "parallel.dp_replicate=2 parallel.dp_shard=8"
     assert copies["axes"] == {"dp_replicate": copies["adapter_bytes"]}
     text = plan(*arguments)
-    assert "a node's adapter carries each way in a step, at tcp25" in text
+    assert "traffic of a node's adapter each way per step, at tcp25" in text
     assert "shards over all nodes (planned)" in text
     assert "Take a copy on each node: parallel.dp_replicate=2 parallel.dp_shard=8" in text
 

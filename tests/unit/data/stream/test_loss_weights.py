@@ -53,7 +53,7 @@ def test_a_label_weighs_what_its_token_does(make_weighted, make_shard, packing, 
         open_rows(s, seq_len=seq_len, packing=packing, document_mask=document_mask) for s in (shard, plain)
     )
     assert rows.num_rows == expected.num_rows
-    num_learnt = 0
+    num_trained = 0
     for index in range(rows.num_rows):
         window, whole = pickle.loads(pickle.dumps(rows)).row(index), expected.row(index)
         assert window.ids_S.tolist() == whole.ids_S.tolist()
@@ -63,8 +63,8 @@ def test_a_label_weighs_what_its_token_does(make_weighted, make_shard, packing, 
             due = thirds(of_all - 1) if of_all != IGNORED_LABEL else 0
             assert weight == due
             assert label == (of_all if due else IGNORED_LABEL)
-        num_learnt += int((window.weights_S > 0).sum())
-    assert num_learnt > 20
+        num_trained += int((window.weights_S > 0).sum())
+    assert num_trained > 20
 
 
 @pytest.mark.parametrize(("packing", "seq_len"), PACKINGS)
