@@ -129,7 +129,7 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = _ADVICE.get(error.errno or 0, "choose another place")
+        advice = _ADVICE.get(error.errno or 0, "choose another path")
         raise DataError(f"{path}: cannot be written ({_refusal(error, path)}): {advice}") from error
 
 

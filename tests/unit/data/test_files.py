@@ -21,13 +21,13 @@ from glmforge.errors import DataError
     ("code", "advice"),
     [
         (errno.ENOSPC, "free some space or choose another path"),
-        (errno.EDQUOT, "free space within your quota"),
-        (errno.EACCES, "make it accessible to this user"),
-        (errno.EPERM, "make it accessible to this user"),
-        (errno.EROFS, "mount it writable"),
+        (errno.EDQUOT, "free some of your quota"),
+        (errno.EACCES, "fix its permissions"),
+        (errno.EPERM, "fix its permissions"),
+        (errno.EROFS, "remount it writable"),
         (errno.ENOENT, "a file or directory was removed meanwhile"),
         (errno.ENOTDIR, "a file is in the way of a directory"),
-        (errno.EXDEV, "choose another place"),
+        (errno.EXDEV, "choose another path"),
     ],
 )
 def test_advice_fits_the_refusal(tmp_path, code, advice):
@@ -35,7 +35,7 @@ def test_advice_fits_the_refusal(tmp_path, code, advice):
     with pytest.raises(DataError) as refused, disk_errors(path):
         raise OSError(code, os.strerror(code), str(path) + ".partial")
     assert str(refused.value).startswith(f"{path}: cannot be written ({os.strerror(code)}): {advice}")
-    assert ("free space" in str(refused.value)) == (code in (errno.ENOSPC, errno.EDQUOT))
+    assert ("free some" in str(refused.value)) == (code in (errno.ENOSPC, errno.EDQUOT))
 
 
 def test_another_file_that_is_refused_is_named(tmp_path):

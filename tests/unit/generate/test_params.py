@@ -48,7 +48,7 @@ from glmforge.generate.params import RequestError, SamplingParams
         ({"experts": 1}, "experts: 1 is not a yes or no"),
         ({"json_schema": 3}, "json_schema: 3 is not a json schema"),
         ({"grammar": "start: " + "x" * 2**22}, "grammar: 4,194,311 characters are more than 4,194,304; shorten it"),
-        ({"grammar": 'start: "a"', "json_schema": {}}, "give one of them"),
+        ({"grammar": 'start: "a"', "json_schema": {}}, "pass one of them"),
         ({"grammar": 'start: "a"', "banned_tokens": [1]}, "could leave no token"),
     ],
     ids=lambda value: repr(value)[:60] if not isinstance(value, dict) else "-".join(value),

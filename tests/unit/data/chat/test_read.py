@@ -107,7 +107,7 @@ def test_a_file_that_cannot_be_read_on(tmp_path, name, content, complaint):
 def test_a_missing_file_and_an_empty_directory(tmp_path):
     with pytest.raises(DataError, match=r"nowhere\.jsonl: no such file"):
         list(read_records([tmp_path / "nowhere.jsonl"]))
-    with pytest.raises(DataError, match="holds no file of conversations"):
+    with pytest.raises(DataError, match="contains no conversation files"):
         list(read_records([tmp_path]))
 
 
