@@ -89,7 +89,7 @@ def test_waiting_ends(run: Path) -> None:
     with pytest.raises(ControlError, match="timed out after 0 s; the command stays queued"):
         list(wait_for_answer(run, 0, timeout_s=0, poll_s=0))
     record_event(run, "finished", step=9)
-    with pytest.raises(ControlError, match=r"the run ended \(finished after step 9\) without taking"):
+    with pytest.raises(ControlError, match=r"the run ended \(finished after step 9\) without accepting"):
         list(wait_for_answer(run, 0, timeout_s=60, poll_s=0))
 
 

@@ -154,7 +154,7 @@ def test_the_terminal_and_the_page_say_the_same(tmp_path: Path) -> None:
     for sentence in advice(read_run(root), find_overfitting(read_run(root))):
         assert sentence in said
         assert sentence in page
-    assert "since then the run overfits" in page
+    assert "from there on the run overfits" in page
 
 
 def test_a_run_without_evaluations_says_so(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def test_a_service_batch_by_batch(air: str) -> None:
     assert found["cache_bytes_per_token"] == 188_416 / 2
     assert found["batched"]["seconds_per_token"] <= 0.02
     assert "Batch by batch, weights in fp8" in plan(*arguments)
-    assert "Of the MTP layer's drafts 80%" in plan(*arguments, "--acceptance", "0.8")
+    assert "acceptance rate of the MTP layer's drafts: 80%" in plan(*arguments, "--acceptance", "0.8")
 
 
 def test_rollouts_and_the_step_they_are_part_of(air: str) -> None:
@@ -138,12 +138,12 @@ def test_adapters_are_sent_and_nothing_else(air: str) -> None:
         (("--serve",), "--serve: needs the GPU; add --gpu, such as --gpu"),
         (("--serve", "--gpu", "H100 SXM", "--weights", "q3"), "--weights: unknown format 'q3'; choose one of bf16"),
         (("--serve", "--gpu", "H100 SXM", "--cache", "int8"), "--cache: unknown format 'int8'; choose one of bf16"),
-        (("--policy-models", "actor"), "add --stage policy"),
+        (("--policy-models", "actor"), "needs --stage policy"),
         (
             ("--stage", "rlhf"),
             "--stage: unknown stage 'rlhf'; choose one of pretrain, midtrain, sft, lora",
         ),
-        (("--stage", "rollout"), "for what trains nothing see --rollout and --serve"),
+        (("--stage", "rollout"), "without training see --rollout and --serve"),
         (("--lora", "rank=8", "--dry-run"), "not stage lora; remove it"),
         (("--stage", "sft"), "--stage: the configuration says 'pretrain'; use stage=sft instead"),
         (("--weights", "fp8"), "--weights: needs --serve or --rollout"),
