@@ -159,7 +159,7 @@ class MetricsBus:
             sink.close()
         reason = " ".join(str(error).split())
         detail = f"{sink.name}: {type(error).__name__}: {reason}"
-        logger.warning("%s failed and is dropped; training continues without it", detail)
+        logger.warning("sink dropped, training continues without it: %s", detail)
         self.write(Kind.EVENT, event_record("sink dropped", step=self._step, detail=detail))
 
 
