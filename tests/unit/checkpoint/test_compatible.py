@@ -57,7 +57,7 @@ NOTED = {
         {"phases__second__batch_ramp": {"start": 4, "increment": 4, "tokens": 512}},
         "phases.second.batch_ramp was null and is there",
     ),
-    "weights": ({"data__sources__web__weight": 3.0}, "data.sources.web.weight was 1.0 and is 3.0: the mixture"),
+    "weights": ({"data__sources__web__weight": 3.0}, "data.sources.web.weight was 1.0 and is 3.0: mixture of future"),
     "mixture": ({"phases__second__sources": {"web": 1.0}}, "phases.second.sources was null and is there"),
     "later seq_len": ({"phases__third__seq_len": 16}, "phases.third.seq_len was 32 and is 16"),
     "later packing": ({"phases__third__packing": "best_fit"}, "phases.third.packing was truncate and is best_fit"),

@@ -91,7 +91,7 @@ def test_a_newer_one_that_is_not_whole_is_passed_over(
     shutil.rmtree(local(disks, 1, 20))
     assert collect(root, disks).path.name == "step-00000010"
     assert "step 20 is incomplete: the part of rank 2, 3" in caplog.text
-    assert "taking step 10" in caplog.text
+    assert "using step 10" in caplog.text
     assert local(disks, 0, 20).exists()
 
 

@@ -126,7 +126,7 @@ def test_documents_are_judged_each_for_itself(tmp_path) -> None:
     ("options", "message"),
     [
         ({}, "needs 'lists'"),
-        ({"lists": "x", "threshold": 0.5}, "give 'model'"),
+        ({"lists": "x", "threshold": 0.5}, "set 'model'"),
         ({"model": "x", "remove": "mild"}, "applies to word lists"),
     ],
 )

@@ -106,7 +106,6 @@ def test_the_fingerprint_of_an_earlier_version_is_compared_and_said_to_be_less(t
     with caplog.at_level(logging.WARNING):
         check_base(tmp_path / "adapter", earlier, base_weights(base))
     assert "64 bytes at three offsets of each base tensor; those match" in caplog.text
-    assert "nothing else was compared" in caplog.text
     flip(base, "b", 1399)  # among the last bytes
     with pytest.raises(CheckpointError, match=r"holds other or changed weights"):
         check_base(tmp_path / "adapter", earlier, base_weights(base))
