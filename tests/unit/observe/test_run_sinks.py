@@ -50,7 +50,7 @@ def test_a_full_disk_costs_records_and_not_the_run(tmp_path: Path, caplog: pytes
     assert again["detail"].startswith("metrics.jsonl lost 2 records, from step 3 on: ")
     assert "cannot be written (File too large)" in again["detail"]
     first, second = caplog.messages
-    assert "training goes on, and records are missing there until then" in first
+    assert "training continues, and records are dropped until it recovers" in first
     assert "is written again" in second
     assert "\n" not in first + second
 

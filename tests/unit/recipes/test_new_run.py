@@ -85,7 +85,7 @@ def test_what_cannot_be_is_refused(tiny_data: TinyData, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="nothere"):
         new_run(options(tiny_data, held_out=[tmp_path / "nothere"]))
     for name in ("a\nb.yaml", "a b.yaml", ".yaml", "é.yaml"):
-        with pytest.raises(ConfigError, match="the run gets this name"):
+        with pytest.raises(ConfigError, match="names the run"):
             new_run(NewRunOptions(Path(name), tiny_data.tokenizer, [tiny_data.train]))
 
 
