@@ -51,7 +51,7 @@ def test_a_full_disk_costs_records_and_not_the_run(tmp_path: Path, caplog: pytes
     assert "cannot be written (File too large)" in again["detail"]
     first, second = caplog.messages
     assert "training continues, and records are dropped until it recovers" in first
-    assert "is written again" in second
+    assert "is writable again" in second
     assert "\n" not in first + second
 
 
