@@ -105,7 +105,7 @@ REFUSES = {
     "control": "the run has ended",
     "adapter show": "is of a run without adapters",
     "adapter merge": "is of a run without adapters",
-    "adapter convert": "is no Hugging Face directory",
+    "adapter convert": "is not a Hugging Face directory",
     "cluster bench": "one rank cannot communicate",
     "cluster setup": "--nodes",
     "cluster dev up": "nodes 0: must be between 1 and",

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     from glmforge.observe.metrics import Record
 
-app = typer.Typer(no_args_is_help=True, help="Test a model on the disk.")
+app = typer.Typer(no_args_is_help=True, help="Evaluate a saved model.")
 
 
 @app.callback()
 def _group() -> None:
-    """With one command only, Typer would leave out its name."""
+    """With one command only, Typer would omit its name."""
 
 
 class Answers(StrEnum):
@@ -41,19 +41,20 @@ class EvaluateOptions(NeedleOptions):
 
     model: Annotated[Path, typer.Argument(help="An export, a run, or a checkpoint.")]
     answers: Annotated[
-        Answers, typer.Option(help="One forward pass over text and answer, or the model writes the answer.")
+        Answers,
+        typer.Option(help="scored: one forward pass over text and answer; generated: the model writes the answer."),
     ] = Answers.scored
-    out: Annotated[Path | None, typer.Option(help="JSONL file to write, a line for each row and column.")] = None
+    out: Annotated[Path | None, typer.Option(help="JSONL file for the results, one line per cell of the table.")] = None
     replies: Annotated[
         Path | None,
         typer.Option(
-            help="JSONL file for what the model writes, a line for each test; run the command again to resume. Needs "
+            help="JSONL file for the model's replies, one line per test; run the command again to resume. Needs "
             "--answers generated."
         ),
     ] = None
-    dtype: Annotated[Dtype | None, typer.Option(help="Compute in this type instead of the stored one.")] = None
-    device: Annotated[str, typer.Option(help="Where the model goes, such as cuda.")] = "cpu"
-    tokenizer: Annotated[Path | None, typer.Option(help="Instead of the model's own tokenizer.")] = None
+    dtype: Annotated[Dtype | None, typer.Option(help="Compute dtype; default: the stored one.")] = None
+    device: Annotated[str, typer.Option(help="Device, such as cuda.")] = "cpu"
+    tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer directory; default: the model's own.")] = None
     force: ForceOption = False
 
 
@@ -76,7 +77,7 @@ def needles(options: EvaluateOptions) -> None:
     from glmforge.parallel.build import DTYPES
 
     if options.replies is not None and options.answers is Answers.scored:
-        raise GlmforgeError("--replies: a scored model writes none; add --answers generated")
+        raise GlmforgeError("--replies: scoring writes no replies; add --answers generated")
     for path in filter(None, (options.out, options.replies)):
         refuse_unwritable(path, options.force)
     dtype = None if options.dtype is None else DTYPES[options.dtype.value]

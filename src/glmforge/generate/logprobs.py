@@ -22,7 +22,7 @@ class TokenLogprob(NamedTuple):
 def token_logprobs(
     logits_LV: Tensor, temperatures: Sequence[float], tokens: Sequence[int], num_top: Sequence[int]
 ) -> list[TokenLogprob]:
-    """Of `tokens`, each with so many of the likeliest."""
+    """Of `tokens`, each with this many of the likeliest."""
     heat_L = torch.tensor([heat or 1.0 for heat in temperatures], dtype=logits_LV.dtype, device=logits_LV.device)
     logits_LV = logits_LV / heat_L[:, None]
     log_z_L = logits_LV.logsumexp(dim=-1)

@@ -81,11 +81,11 @@ def test_pack(run, corpus, tokenizer_dir, tmp_path):
     assert f" rows of {longest + 1} tokens, " in first
     assert "% full, packed in " in first
     assert second.startswith(
-        f"0 of {len(RECORDS)} documents are cut, being longer; windows at a stride of seq_len would cut "
+        f"0 of {len(RECORDS)} documents are longer than a row and cut; packing: truncate would cut "
     )
-    assert "stored before, verified in" in run("pack", "data/x", "--seq-len", longest + 1, "--out", "packed").output
+    assert "already stored, verified in" in run("pack", "data/x", "--seq-len", longest + 1, "--out", "packed").output
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match="delete it, and it is built again"):
+    with pytest.raises(DataError, match="delete it to rebuild it"):
         run("pack", "data/x", "--seq-len", longest + 1, "--out", "packed")
 
 

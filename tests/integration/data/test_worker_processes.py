@@ -111,13 +111,13 @@ def test_a_warning_signal_to_all_processes_of_the_job(stream, number):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
 def test_a_warning_signal_before_a_reading_process_is_ready(stream, number, monkeypatch):
     """It may arrive between the birth of a process and the first line that the process runs of ours."""
-    ready = loader._heed_only_the_parent
+    ready = loader._ignore_interrupts
 
     def warned_first(worker: int) -> None:
         os.kill(os.getpid(), number)
         ready(worker)
 
-    monkeypatch.setattr(loader, "_heed_only_the_parent", warned_first)
+    monkeypatch.setattr(loader, "_ignore_interrupts", warned_first)
     read = list(Loader(stream, RANGES, num_workers=2))
     assert [batch.sample_indices[0] for batch in read] == [batch.first for batch in RANGES]
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()).isdisjoint({number}), "the trainer itself still hears it"

@@ -102,7 +102,7 @@ def test_the_last_answer_of_held_out_conversations_is_asked_for(config: RunConfi
     page = write_report(root).read_text(encoding="utf-8")
     assert page.count("&lt;b&gt;Yes&lt;/b&gt;") == 1, "the first reference, escaped once"
     assert page.count("At earlier evaluations") == 3
-    assert "Ended by themselves" in page
+    assert "Stopped" in page
 
 
 @pytest.mark.parametrize(

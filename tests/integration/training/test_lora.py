@@ -197,7 +197,7 @@ def test_adapters_are_not_lost_on_the_way(tiny_data: TinyData, base: Path, adapt
         train(lora_run(tiny_data, tmp_path / "next", adapted))
     with pytest.raises(CheckpointError, match=r"lora\.rank was 8 and is 2 \(the adapters were made so\)"):
         train(lora_run(tiny_data, adapted, base, lora=LORA | {"rank": 2}))
-    with pytest.raises(CheckpointError, match=r"was bf16 and is fp32 .*adapters were trained beside its rounding"):
+    with pytest.raises(CheckpointError, match=r"was bf16 and is fp32 .*adapters were trained with its rounding"):
         train(lora_run(tiny_data, adapted, base, precision={"compute": "bf16", "frozen": "fp32"}))
     with pytest.raises(CheckpointError, match="run without adapters"):
         export_peft(find_checkpoint(base.parent / "run"), tmp_path / "none")

@@ -131,10 +131,10 @@ def test_a_cut_link_ends_the_run_and_it_goes_on_to_the_bit(
     for line in (first, second):
         assert "rank 2 on host1" in line
         assert "rank 3 on host1" in line
-        assert "gave no answer: lost with the machine, or hanging" in line
+        assert "did not answer: its machine is down, or it hangs" in line
     for line in (third, fourth):
         assert "rank 0 on host0" in line
-        assert "was lost: it cannot be reached any more" in line
+        assert "was lost: it is unreachable" in line
     again = start(config, hosts, 1)
     assert again.wait() == [0] * 4, again.tail()
     assert losses(config) == losses(whole[0])

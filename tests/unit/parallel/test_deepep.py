@@ -46,7 +46,7 @@ def test_without_the_package_or_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (config_of(compute="fp32"), "precision.compute: DeepEP adds up bf16 only, not fp32; set bf16, or "),
+        (config_of(compute="fp32"), "precision.compute: DeepEP supports bf16 only, not fp32; set bf16, or "),
         (config_of(hidden_size=40), "model.hidden_size: 40, where DeepEP wants a multiple of 16 up to 8176 among 2 "),
         (config_of(hidden_size=8192), "model.hidden_size: 8192, where DeepEP wants a multiple of 16 up to 8176 "),
         (config_of(ep=16, hidden_size=128), "model.hidden_size: 128, where DeepEP wants a multiple of 256 up to "),

@@ -104,9 +104,9 @@ def test_a_refusal_is_not_repeated_and_told_in_the_servers_words() -> None:
     ("answer", "says"),
     [
         (b"<html>", r"no answer after 7 attempts \(200 no such reply: <html>\)"),
-        ({"data": []}, "1 texts sent, vectors"),
+        ({"data": []}, "1 texts sent, but received"),
         ({"data": [{"index": 0, "embedding": [float("nan")]}]}, "1 texts sent"),
-        ({"vectors": 1}, "not an embeddings answer"),
+        ({"vectors": 1}, "not an embeddings response"),
     ],
 )
 def test_answers_that_are_none_are_refused(answer: Any, says: str) -> None:

@@ -230,7 +230,7 @@ def test_an_index_keeps_its_documents_whatever_they_weigh(write_shards: Any, run
 def test_what_is_no_index_is_refused(write_shards: Any, run_stage: Any, tmp_path: Path) -> None:
     plain = run_stage(MinHash(), write_shards([[text(1)]])).directory
     for path in (plain, tmp_path / "nowhere"):
-        with pytest.raises(DataError, match="no index: give the directory of a minhash stage"):
+        with pytest.raises(DataError, match="no index; pass the directory of a minhash stage that"):
             MinHash(index=(path,)).check()
     made = run_stage(MinHash(store="signatures"), write_shards([[text(1)]], "other"), "made").directory
     with pytest.raises(DataError, match="shingle options"):

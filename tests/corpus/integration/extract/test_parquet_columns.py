@@ -82,9 +82,9 @@ def test_row_groups_without_a_text_are_put_aside(tmp_path: Path, column: pa.Arra
 @pytest.mark.parametrize(
     ("column", "says"),
     [
-        (pa.array([{"en": "one"}]), "write the field of it that is the text into a column of its own"),
+        (pa.array([{"en": "one"}]), "store its text field as a separate column"),
         (pa.array([["one", "two"]]), "join each list into one text"),
-        (pa.array([1]), "is int64, not text: name the column of the text"),
+        (pa.array([1]), "is int64, not text: select a text column"),
     ],
     ids=["struct", "list", "number"],
 )

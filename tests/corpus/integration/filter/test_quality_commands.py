@@ -120,11 +120,11 @@ def test_records_that_cannot_be_read_stop_the_training_or_are_left_out(seeds: Pa
     [
         (
             ["--toxic", "good", "--harmless", "good"],
-            "toxic seeds: no documents are left: 600 texts are in both the toxic and ",
+            "toxic seeds: no documents remain: 600 texts are in both the toxic and ",
         ),
         (
             ["--toxic", "bad", "--harmless", "bad", "--harmless", "good"],
-            "toxic seeds: no documents are left: 600 texts are in both",
+            "toxic seeds: no documents remain: 600 texts are in both",
         ),
         (["--toxic", "bad", "--harmless", "few"], "harmless seeds: 3 different documents leave 0 in the smallest"),
     ],

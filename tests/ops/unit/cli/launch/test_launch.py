@@ -259,7 +259,7 @@ def test_the_script_of_an_array_supervises_its_tasks(here: Path) -> None:
             "nodes: 2, spares included, is more than there are hosts: 1",
         ),
         (("demo", "--gpus-per-node", "8", "--gpu", "h900"), "--gpu h900: unknown"),
-        (("demo", "--nodes", "2"), "options: nodes: the launcher local has one node, not 2; choose ssh, slurm, pbs or"),
+        (("demo", "--nodes", "2"), "options: nodes: the launcher local runs on one node, not"),
         (("demo", "--gpus-per-node", "3"), "1 node x 3 ranks: phases.0.batch_size: 8 sequences do not divide over 3"),
         (("nothing.yaml",), "nothing.yaml: no such file"),
         (("demo", "optim.lr=x"), "override 'optim.lr=x'"),
