@@ -44,7 +44,7 @@ def hosts_of(launch: LaunchConfig) -> Hosts:
     cluster = cluster_of(launch)
     if cluster.nodes is None and cluster.hostfile is None and cluster.slurm is None:
         raise LaunchError(
-            f"hosts: the launcher {launch.launcher} needs hosts; pass --hosts or --cluster, or set hostfile in --options"
+            f"hosts: the launcher {launch.launcher} needs hosts: --hosts, --cluster, or hostfile in --options"
         )
     names, wanted = host_names(launch), least_nodes(launch)
     if wanted > len(names):
