@@ -248,12 +248,12 @@ def test_the_script_of_an_array_supervises_its_tasks(here: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--script", "go.py", "--array", "0-9999999999"), "options: array: 0-9999999999 is not written as in"),
+        (("--script", "go.py", "--array", "0-9999999999"), "options: array: 0-9999999999 is invalid; write it like"),
         (
             ("--script", "go.py", "--array", "0-3", "--name", "a" * 64),
             "--name " + "a" * 64 + ": is too long for an array",
         ),
-        (("demo", "--launcher", "ssh", "--nodes", "2"), "hosts: the launcher ssh needs hosts; pass --hosts"),
+        (("demo", "--launcher", "ssh", "--nodes", "2"), "hosts: the launcher ssh needs hosts: --hosts"),
         (
             ("demo", "--hosts", "a,b", "--nodes", "2", "--exclude", "b"),
             "nodes: 2, spares included, is more than there are hosts: 1",
@@ -265,9 +265,9 @@ def test_the_script_of_an_array_supervises_its_tasks(here: Path) -> None:
         (("demo", "optim.lr=x"), "override 'optim.lr=x'"),
         (("demo", "--name", "a\nb"), r"--name 'a\nb': a job's name"),
         (("demo", "--partition", "a b"), "options: partition: should match pattern"),
-        (("demo", "--time", "soon"), "options: time: soon is not written as in 24:00:00 or 2-00:00:00"),
-        (("demo", "--time", "00:00:00"), "options: time: 00:00:00: 0 means unlimited; leave it out"),
-        (("demo", "--launcher", "slurm", "--hosts", "a"), "options: hosts: the launcher slurm takes the nodes that"),
+        (("demo", "--time", "soon"), "options: time: soon is invalid; write it like 24:00:00 or 2-00:00:00"),
+        (("demo", "--time", "00:00:00"), "options: time: 00:00:00 means unlimited; leave it out for the"),
+        (("demo", "--launcher", "slurm", "--hosts", "a"), "options: hosts: the launcher slurm uses the nodes of the"),
         (("demo", "--jobs-dir", "plain"), "{here}/plain: cannot hold jobs (File exists); choose another --jobs-dir"),
         (("demo", "--jobs-dir", "/proc/x"), "/proc/x: cannot hold jobs (No such file or directory); choose another"),
         (("demo", "--env", "A=b\nc"), "options: env.A: should match pattern"),

@@ -129,7 +129,7 @@ def test_slurm_has_it_from_the_environment(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--launcher", "pbs"), "env.WANDB_API_KEY: PBS shows the variables of a job to all users"),
+        (("--launcher", "pbs"), "env.WANDB_API_KEY: PBS shows a job's environment to all users"),
         (("--env", "HF_TOKEN=s3cr3t\nx", "--launcher", "slurm", "--dry-run"), None),
         (("--env", "MY TOKEN=s3cr3t", "--launcher", "slurm"), "env.MY TOKEN"),
         (("--env", "WANDB_API_KEY=s3cr3t", "--env", "A=\nb"), "env.A: should match pattern"),
