@@ -152,7 +152,7 @@ def test_what_may_not_change_when_a_run_goes_on(glmforge, sft, tmp_path: Path) -
     path = sft()
     assert glmforge("train", path)[0] == 0
     assert_one_line(glmforge("train", path, "stage=midtrain", "sft=null", "phases.0.epochs=2"), "stage was sft")
-    assert_one_line(glmforge("train", path, "--from", 1000), "step 1,000", "there is step-")
+    assert_one_line(glmforge("train", path, "--from", 1000), "step 1,000", "available: step-")
     (tmp_path / "chat.jsonl").write_bytes(GOOD + lines(record(99)))
     assert_one_line(glmforge("train", path, "phases.0.epochs=2"), "source 'chat'", "rename the new one in data.sources")
 

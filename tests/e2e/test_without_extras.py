@@ -103,8 +103,8 @@ ELSEWHERE = {
 }
 REFUSES = {
     "control": "the run has ended",
-    "adapter show": "is of a run without adapters",
-    "adapter merge": "is of a run without adapters",
+    "adapter show": "has no adapters",
+    "adapter merge": "has no adapters",
     "adapter convert": "is not a Hugging Face directory",
     "cluster bench": "one rank cannot communicate",
     "cluster setup": "--nodes",

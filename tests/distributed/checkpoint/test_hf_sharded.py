@@ -184,7 +184,7 @@ def test_what_import_refuses_is_refused_on_all_ranks(
 
 
 MODELS = {
-    "depth": (uneven_config(num_hidden_layers=4), "this run has no place for model.layers.3.enorm.weight"),
+    "depth": (uneven_config(num_hidden_layers=4), "has model.layers.3.enorm.weight"),
     "more layers": (
         uneven_config(num_hidden_layers=4, num_nextn_predict_layers=0),
         "lacks model.layers.3.input_layernorm.weight",
@@ -211,7 +211,7 @@ def test_mtp_layers_that_only_one_side_has(tmp_path: Path) -> None:
     assert run(load, layout, tmp_path / "with", layout, without, torch.float32) == [without] * 2
     (message, other) = run(refusal, layout, tmp_path / "without", layout, with_mtp)
     assert message == other
-    assert f"holds no MTP layer {MTP}" in message
+    assert f"lacks MTP layer {MTP}" in message
     assert run(load, layout, tmp_path / "without", layout, with_mtp, torch.float32, True) == [without] * 2
 
 

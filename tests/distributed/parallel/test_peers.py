@@ -56,7 +56,7 @@ def test_a_rank_that_gives_no_answer_is_named() -> None:
     first, second, _ = run_ranks(rank_silent, 3, init_group=False)
     for rank, line in enumerate((first, second)):
         assert line.startswith(f"rank 2 on {socket.gethostname()} (process ")
-        assert f"did not answer: its machine is down, or it hangs; rank {rank} on " in line
+        assert f"gave no answer: lost with the machine, or hanging; rank {rank} on " in line
 
 
 def test_the_first_words_stand_and_an_own_defect_is_an_own_defect() -> None:

@@ -135,6 +135,6 @@ def test_measuring_needs_weights_and_an_empty_place(base: Path, tiny_data: TinyD
     config = tiny_data.run_config(tmp_path, **sections(base, {}))
     with pytest.raises(GlmforgeError, match="init_from: not set"):
         write_fisher(config.model_copy(update={"init_from": None}), tiny_data.train, tmp_path / "out", num_rows=1)
-    with pytest.raises(GlmforgeError, match="is already there"):
+    with pytest.raises(GlmforgeError, match="already exists"):
         write_fisher(config, tiny_data.train, base / "fisher", num_rows=1)
     assert not (tmp_path / "out").exists()

@@ -82,7 +82,7 @@ def test_the_report_says_where_the_rank_was(hang: tuple[Path, str], rank: int, d
     root, _ = hang
     (path,) = (root / "hangs").glob(f"*-rank-{rank:05d}.txt")
     report = path.read_text()
-    for line in (f"rank: {rank} of 2", "steps done: 2", "phase: main", "last sign of life: on_step_start"):
+    for line in (f"rank: {rank} of 2", "steps done: 2", "phase: main", "last progress: on_step_start"):
         assert f"\n{line}\n" in report
     stacks, collectives = report.split("== Python stacks ==")[1].split("== unfinished collectives ==")
     assert doing in stacks
@@ -147,7 +147,7 @@ def test_what_was_busy_and_hangs_ends_both(tmp_path: Path) -> None:
     of_rank_1 = r"rank 1's, \d+ s ago: evaluation, batch 7 of 9"
     assert re.search(f"since on_step_start; last progress of any rank: {of_rank_1}; see", detail)
     (report,) = (tmp_path / "hangs").glob("*-rank-00000.txt")
-    assert re.search(f"\nlast sign of any rank: {of_rank_1}\n", report.read_text())
+    assert re.search(f"\nlast progress of any rank: {of_rank_1}\n", report.read_text())
 
 
 def rank_slow_first_step(root: Path, factor: float) -> None:

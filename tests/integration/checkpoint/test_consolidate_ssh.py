@@ -207,7 +207,7 @@ def test_the_command(tmp_path: Path, ready) -> None:
         timeout=LIMIT_S
     )
     assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith("glmforge: node9: ssh does not reach it (")
+    assert err.startswith("glmforge: node9: ssh cannot connect (")
     process = glmforge("consolidate", run, *options)
     out, err = process.communicate(timeout=LIMIT_S)
     assert (process.returncode, err.strip()) == (0, "")

@@ -47,7 +47,7 @@ def test_what_a_text_does_to_a_terminal_is_shown_and_not_done(run) -> None:
 
 
 def test_writing(run, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"chat\.jsonl:2: .*wrong records: 1, allowed: 0"):
+    with pytest.raises(DataError, match=r"chat\.jsonl:2: .*invalid records: 1, allowed: 0"):
         run("--out", "a")
     assert "3 records, 1 of them invalid, 2 documents, " in run("--out", "a", "--max-wrong", 1)
     assert TokenShard(tmp_path / "a").num_documents == 2

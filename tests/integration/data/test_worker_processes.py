@@ -145,7 +145,9 @@ def test_a_reading_process_that_is_killed_is_one_line(stream):
         reader.join()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    with pytest.raises(DataError, match=r"^data\.num_workers: DataLoader worker .*; is memory short\? Try fewer$"):
+    with pytest.raises(
+        DataError, match=r"^data\.num_workers: DataLoader worker .*; out of memory\? Try fewer workers$"
+    ):
         list(batches)
 
 

@@ -55,7 +55,7 @@ def test_starting_weights_are_scored_once_and_stand_beside_those_of_now(
         assert record["bits_per_byte"] == pytest.approx(records[0]["bits_per_byte_at_start"], rel=1e-6)
     page = write_report(config.output_dir).read_text(encoding="utf-8")
     assert "Compared with the initial weights" in page
-    assert "has been forgotten" in page
+    assert "means forgetting" in page
 
 
 def test_a_run_from_the_seed_compares_with_nothing(tiny_data: TinyData, tmp_path: Path) -> None:

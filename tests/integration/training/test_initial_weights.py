@@ -125,9 +125,9 @@ def test_a_score_model_begins_with_a_base_models_trunk_and_no_base_with_a_score_
     ("source", "model", "complaint"),
     [
         ("{base}/nothing", {}, r"^init_from: .*/nothing: no such directory"),
-        ("{base}@3", {}, r"^init_from: .*@3: there is no step-00000003"),
-        ("{base}", {"hidden_size": 32}, r"^init_from: .* has hidden_size = 48, the run's model 32"),
-        ("{base}", {"num_experts_per_tok": 1}, r"has num_experts_per_tok = \d+, the run's model 1"),
+        ("{base}@3", {}, r"^init_from: .*@3: no step-00000003"),
+        ("{base}", {"hidden_size": 32}, r"^init_from: .* has hidden_size = 48, but the run's model has 32"),
+        ("{base}", {"num_experts_per_tok": 1}, r"has num_experts_per_tok = \d+, but the run's model has 1"),
     ],
 )
 def test_it_is_refused_before_a_model_is_built(

@@ -131,7 +131,7 @@ def test_a_cut_link_ends_the_run_and_it_goes_on_to_the_bit(
     for line in (first, second):
         assert "rank 2 on host1" in line
         assert "rank 3 on host1" in line
-        assert "did not answer: its machine is down, or it hangs" in line
+        assert "gave no answer: lost with the machine, or hanging" in line
     for line in (third, fourth):
         assert "rank 0 on host0" in line
         assert "was lost: it is unreachable" in line

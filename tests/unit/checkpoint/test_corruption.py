@@ -71,15 +71,6 @@ def test_what_is_damaged_is_named_and_refused_and_the_older_one_taken(pair, capl
     assert (path, meta.step) == (older, 10)
     assert_holds_step(tensors, 10)
     assert f"{newest} is incomplete and is skipped" in caplog.text
-    assert file.name in caplog.text
-
-
-@pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("damage", [truncate, extend, delete, garble])
-def test_latest_needs_no_checksums_to_see_what_sizes_show(pair, tmp_path, caplog, file, damage):
-    older, newest = pair
-    damage(newest / file)
-    assert latest_checkpoint(tmp_path) == older
     assert file in caplog.text
     if damage is not flip_a_bit or file == "manifest.json":  # sizes show it, without checksums
         assert latest_checkpoint(older.parent) == older

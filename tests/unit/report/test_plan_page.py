@@ -82,7 +82,7 @@ def test_a_page_of_two_plans(tmp_path: Path) -> None:
 
 
 def test_a_page_has_the_name_of_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--page: .*plan\.pdf: must end in \.html"):
+    with pytest.raises(ConfigError, match=r"--page: .*plan\.pdf: does not end in \.html"):
         write_plan(planned(), tmp_path / "plan.pdf")
 
 

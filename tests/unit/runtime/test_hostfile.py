@@ -32,7 +32,7 @@ def test_hosts_are_told_from_files_and_lists(tmp_path: Path) -> None:
         ("node[1,1-2]", "names a host twice"),
         ("node[1-999999999]", "more than 100000"),
         ("a[1-9999]b[1-9999]", "more than 100000"),
-        ("a,b,a", "a is appears twice"),
+        ("a,b,a", "a is named twice"),
     ],
 )
 def test_names_that_are_none_are_refused(names: str, reason: str) -> None:
