@@ -185,7 +185,11 @@ def test_inputs_of_one_name_have_names_of_their_own(run, tmp_path):
         (["augment", "corpus.jsonl", "--operation", "case=nan"], DataError, r"--operation case=nan: must be"),
         (["augment", "corpus.jsonl", "--operation", "case", "--operation", "case=1"], DataError, r"case has a share"),
         (["dedup", "corpus.jsonl", "--keep", "longst"], ConfigError, r"keep: 'longst': did you mean 'longest'\?"),
-        (["dedup", "corpus.jsonl", "--keep", "quality"], DataError, r"keep: documents have no score 'quality' \(they"),
+        (
+            ["dedup", "corpus.jsonl", "--keep", "quality"],
+            DataError,
+            r"keep: documents have no score 'quality' \(available",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_one_line(run, corpus, arguments, error, message):
@@ -199,7 +203,7 @@ def test_what_cannot_be_done_is_one_line(run, corpus, arguments, error, message)
     ("name", "message"),
     [
         ("picture.png", r"picture.png: an evaluation set is a file .jsonl"),
-        ("pictures", r"pictures: evaluation set 'pictures' has no items: give a file .jsonl"),
+        ("pictures", r"pictures: evaluation set 'pictures' has no items; pass a file .jsonl"),
         ("other.jsonl", r"other.jsonl:1 has no field question, problem, .* \(it has: content\)"),
         ("cut.jsonl", r"cut.jsonl: not readable as an evaluation set"),
     ],

@@ -78,7 +78,7 @@ def test_what_may_pass_is_tried_again(status: int) -> None:
 def test_what_does_not_pass_ends_with_the_number_of_attempts() -> None:
     with (
         server(lambda i, body: (503, {})) as (url, requests),
-        pytest.raises(DataError, match=r"no answer after 3 attempts.*run again"),
+        pytest.raises(DataError, match=r"no answer after 3 attempts.*Run it again"),
     ):
         embed(url, ["abc"], retries=2)
     assert len(requests) == 3

@@ -139,6 +139,6 @@ def test_a_repository_has_names_that_are_not_utf8(tmp_path: Path) -> None:
 
 def test_a_name_that_no_pipeline_file_can_hold_is_refused(tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9.txt")
-    with pytest.raises(ConfigError, match=r"caf\\xe9.txt: this name is not UTF-8"):
+    with pytest.raises(ConfigError, match=r"caf\\xe9.txt: the name is not UTF-8"):
         run(tmp_path / "out", tmp_path / name)
     assert not (tmp_path / "out").exists()

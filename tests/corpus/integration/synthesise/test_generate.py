@@ -380,7 +380,7 @@ def test_command(tmp_path):
     assert "cost:" in result.output
     before = sorted(tmp_path.rglob("*"))
     refused = {
-        "--max-cost 1": "--max-cost: a cap needs prices",
+        "--max-cost 1": "--max-cost: a cost cap needs prices",
         "--endpoint ftp://x": "--endpoint: no URL",
         "--endpoint http://user:pw@x/v1": "would be logged",
         "--documents x": "either --documents or --questions",
