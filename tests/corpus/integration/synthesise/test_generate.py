@@ -381,7 +381,7 @@ def test_command(tmp_path):
     before = sorted(tmp_path.rglob("*"))
     refused = {
         "--max-cost 1": "--max-cost: a cost cap needs prices",
-        "--endpoint ftp://x": "--endpoint: no URL",
+        "--endpoint ftp://x": "--endpoint: not a server URL",
         "--endpoint http://user:pw@x/v1": "would be logged",
         "--documents x": "either --documents or --questions",
         f"--solution-prompt {path}": "does not use",
