@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# The ranks of one node of a run on two nodes, started by hand: launch_node0.sh and launch_node1.sh, which set NODE_RANK,
+# The ranks of one node of a run on two nodes, started manually: launch_node0.sh and launch_node1.sh, which set NODE_RANK,
 # read this. README.md says how to use them.
 #
 #   MASTER_ADDR  an address of node 0 that node 1 reaches, the same on both nodes

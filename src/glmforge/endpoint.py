@@ -54,7 +54,7 @@ class Endpoint:
         key: sent as a bearer token; empty for none.
         timeout: seconds for a reply, from first to last byte.
         connections: requests at the same time.
-        check: is handed the JSON of a reply, and raises where it is not the kind of reply that was asked for.
+        check: is handed the JSON of a reply, and raises where it is not the kind of reply that was requested.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Endpoint:
         """One attempt.
 
         Raises:
-            DataError: the server will take no request of ours (wrong key, no such path or model).
+            DataError: the server will take no request of glmforge (wrong key, no such path or model).
         """
         try:
             async with asyncio.timeout(self._timeout):
@@ -98,7 +98,7 @@ class Endpoint:
                 "unpaid", status=status, message=message, wait=retry_after(response.headers.get("retry-after"))
             )
         if status in _HOPELESS or 300 <= status < 400:
-            raise DataError(f"{self._url}: refuses all requests ({status}: {message}): check URL, model and API key")
+            raise DataError(f"{self._url}: rejects all requests ({status}: {message}); check URL, model and API key")
         return Attempt("refused", status=status, message=message)
 
     def _reply(self, response: httpx2.Response) -> Attempt:
@@ -111,7 +111,7 @@ class Endpoint:
         return Attempt("done", reply=reply, status=200)
 
     def _clean(self, text: str) -> str:
-        """Servers echo keys in their errors; no message of ours may."""
+        """Servers echo keys in their errors; no message of glmforge may."""
         text = text.replace(self._key, "***") if self._key else text
         return re.sub(r"\s+", " ", text).strip()
 
@@ -138,11 +138,11 @@ def url_fault(url: str) -> str | None:
     try:
         parts = urlsplit(url)
         is_server = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets that do not match, a port that is none
+    except ValueError:  # mismatched brackets, an invalid port
         is_server, parts = False, urlsplit("")
     if parts.username or parts.password or parts.query:
         return "a URL with a password or key in it would be logged: use --api-key-env"
-    return None if is_server else "no URL of a server: name it like http://localhost:8000/v1"
+    return None if is_server else "not a server URL; use one like http://localhost:8000/v1"
 
 
 def retry_after(header: str | None, now: float | None = None) -> float | None:

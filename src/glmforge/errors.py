@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend.
+"""Errors that the user can fix.
 
 Every error of this family carries one line that names the thing (a file, a field, a value) and the fix. The
 command line prints that line and exits with status 1; everything else is a defect and keeps its traceback.
@@ -6,7 +6,7 @@ command line prints that line and exits with status 1; everything else is a defe
 
 
 class GlmforgeError(ValueError):
-    """Base of all errors that a user can mend; `str(error)` is one line naming the thing and the fix."""
+    """Base of all errors that a user can fix; `str(error)` is one line naming the thing and the fix."""
 
     exit_code = 1
     """Status with which the command line ends."""
@@ -21,11 +21,11 @@ class DataError(GlmforgeError):
 
 
 class CheckpointError(GlmforgeError):
-    """A checkpoint that is missing, not whole, or does not fit the run that wants to load it."""
+    """A checkpoint that is missing, incomplete, or does not fit the run that needs to load it."""
 
 
 class HostError(GlmforgeError):
-    """A machine that cannot be reached, or cannot do what is asked of it."""
+    """A machine that cannot be reached, or cannot do what is requested."""
 
 
 class LaunchError(GlmforgeError):

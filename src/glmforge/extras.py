@@ -1,4 +1,4 @@
-"""Packages that come with an extra of glmforge: what a user is told when one is missing.
+"""Packages that come with an extra of glmforge: the error when one is missing.
 
 The core installs without the packages of `glmforge[data]`, `[grammar]`, `[hf]`, `[observe]`, `[qlora]` and `[ray]`.
 Code that needs one imports it where it is needed; `needed_for` around such an import, and the command line around all
@@ -44,7 +44,7 @@ def needed_for(what: str) -> Iterator[None]:
 
 
 def explain(error: ModuleNotFoundError, what: str) -> Exception:
-    """What to raise in place of `error`: a `MissingPackageError`, or `error` itself if a module of ours is missing."""
+    """What to raise instead of `error`: a `MissingPackageError`, or `error` if a module of glmforge is missing."""
     package = (error.name or "").partition(".")[0]
     return error if package in ("", "glmforge") else MissingPackageError(what, package)
 

@@ -1,7 +1,7 @@
 """Small files from outside, read without trusting them: the one door for configurations, indexes and other JSON.
 
 What a stranger's file can do to a program that simply opens it: never end (a device, a FIFO), fill the memory, nest so
-deep that whoever walks the tree runs out of stack, hold numbers that no later step can carry (`NaN`, 5,000 digits) or
+deep that walking the tree overflows the stack, hold numbers that no later step can carry (`NaN`, 5,000 digits) or
 text that cannot be printed. Here a file is opened without waiting, must be a regular one of bounded size, and JSON is
 bounded in depth, in the number of its values and in its numbers *before* anybody uses it. Whatever is wrong is raised
 as the caller's own kind of `GlmforgeError`, in one line that names the file.
@@ -65,9 +65,9 @@ def absolute(path: Path) -> Path:
 
 
 def open_regular(path: Path, mode: Literal["rb", "ab", "wb", "xb"] = "rb", *, buffering: int = -1) -> BinaryIO:
-    """As `Path.open`, for a file that somebody else may have put there: never waits, as it would for a FIFO.
+    """As `Path.open`, for a file that another user may have put there: never waits, as it would for a FIFO.
 
-    A file that is made is no more open to others than its directory. Raises `OSError`, too if it is no regular file.
+    A new file has no wider permissions than its directory. Raises `OSError`, also if it is not a regular file.
     """
     return open(path, mode, buffering, opener=_open_regular)
 
@@ -100,7 +100,7 @@ def read_bytes(path: Path, *, error: type[GlmforgeError], max_bytes: int = MAX_B
 
 
 def read_end(path: Path, *, error: type[GlmforgeError], max_bytes: int = MAX_BYTES) -> bytes:
-    """The last `max_bytes` of a regular file, all of it if it has no more. Raises `error`; never waits for a writer."""
+    """The last `max_bytes` of a regular file, or all of it if shorter. Raises `error`; never waits for a writer."""
     try:
         with open_regular(path) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - max_bytes))
@@ -154,22 +154,23 @@ def parse_json(
         _check_text(value, source, error)
     if not isinstance(value, expected):
         raise error(
-            f"{source}: must hold one JSON {_NAMES.get(expected, expected.__name__)}, not {reprlib.repr(value)}"
+            f"{source}: must contain one JSON {_NAMES.get(expected, expected.__name__)}, not {reprlib.repr(value)}"
         )
     return value
 
 
 def make_private(path: Path) -> None:
-    """Make a directory that nobody else can write to, for what this program is going to run; or find it so.
+    """Create a directory writable only by this user, for files that this program will execute, or check an existing
+    one.
 
-    Raises `OSError`, in one line that says why, for one of somebody else's or one in which others may have written.
+    Raises `OSError`, in one line that says why, for a directory of another user or one that others may have written to.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise OSError(f"{shown(path)} is a link; remove it")
     if found.st_uid != os.geteuid():
-        raise OSError(f"{shown(path)} belongs to another user (uid {found.st_uid}); remove it, or name another place")
+        raise OSError(f"{shown(path)} belongs to another user (uid {found.st_uid}); remove it, or choose another path")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise OSError(f"others can write to {shown(path)}; remove it")
     if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
@@ -186,7 +187,7 @@ def why_no_text(text: str) -> str | None:
 
 
 def shown(name: object) -> str:
-    """A path, key or other name from outside as errors show it: in one line, whatever characters it has."""
+    """A path, key or other name from outside as errors show it: in one line, for any characters."""
     text = str(name)
     if not text.isprintable():
         text = ascii(text)
@@ -201,7 +202,7 @@ def escaped(text: str, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
 
 
-_SHOWN = 400  # characters; long enough for any path that somebody types
+_SHOWN = 400  # characters; long enough for any path that a user types
 _NAMES: dict[type, str] = {dict: "object", list: "list", str: "string"}
 _TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
 

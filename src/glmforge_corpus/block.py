@@ -1,4 +1,4 @@
-"""A block: one thing that is done to every document of a batch.
+"""A block: one operation on every document of a batch.
 
 Blocks change texts (normalise, mask), add scores and languages, and judge. They are configuration themselves: a
 frozen pydantic model whose fields are the options of the pipeline file, so that an option cannot be misspelled and a

@@ -1,4 +1,4 @@
-"""What a user gets wrong, through the real command line: one line that names the thing and the mend, status 1."""
+"""What a user gets wrong, through the real command line: one line that names the thing and the fix, status 1."""
 
 import shutil
 import subprocess
@@ -70,7 +70,7 @@ def test_relative_paths_from_another_directory(glmforge, run: RunConfig, tmp_pat
 @pytest.mark.parametrize("source", ["nothere", "tiny"])
 def test_chat_with_what_is_no_model(glmforge, source: str) -> None:
     """A name that is nothing and a preset's get the same advice."""
-    assert_one_line(glmforge("chat", source), source, "give a run, a checkpoint or an export")
+    assert_one_line(glmforge("chat", source), source, "pass a run, a checkpoint or an export")
 
 
 def test_an_export_that_is_there_already_says_how_to_replace_it(glmforge, run: RunConfig, tmp_path: Path) -> None:

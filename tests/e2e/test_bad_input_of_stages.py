@@ -114,7 +114,9 @@ def test_a_run_of_epochs_trains_and_goes_on_for_more(glmforge, sft, tmp_path: Pa
         ("chat.jsonl", b"", "no conversation to write"),
         ("chat.jsonl", GOOD + b'{"messages": [', "chat.jsonl:13:1: not valid JSON"),
         ("chat.jsonl", GOOD + lines(LONG), "chat.jsonl:13: 4"),
-        ("chat.jsonl", lines(record(1, weight=0)), "nothing is to be learnt"),
+        ("chat.jsonl", lines(record(1, weight=0)), "no trainable tokens"),
+        ("chat.jsonl", lines(record(1, loss_weight=1e38)), "loss_weight 1e+38 must be 0, or from 0.0001 to 10000"),
+        ("chat.jsonl", lines(record(1, loss_weight=1e-44)), "loss_weight 1e-44 must be 0, or from 0.0001 to 10000"),
         ("chat.jsonl.gz", gzip.compress(GOOD * 50)[:-40], "ends in the middle of a gzip member"),
         ("chat.parquet", b"PAR1", "not readable as Parquet"),
     ],
@@ -150,9 +152,9 @@ def test_what_may_not_change_when_a_run_goes_on(glmforge, sft, tmp_path: Path) -
     path = sft()
     assert glmforge("train", path)[0] == 0
     assert_one_line(glmforge("train", path, "stage=midtrain", "sft=null", "phases.0.epochs=2"), "stage was sft")
-    assert_one_line(glmforge("train", path, "--from", 1000), "step 1,000", "there is step-")
+    assert_one_line(glmforge("train", path, "--from", 1000), "step 1,000", "available: step-")
     (tmp_path / "chat.jsonl").write_bytes(GOOD + lines(record(99)))
-    assert_one_line(glmforge("train", path, "phases.0.epochs=2"), "source 'chat'", "give the new one another name")
+    assert_one_line(glmforge("train", path, "phases.0.epochs=2"), "source 'chat'", "rename the new one in data.sources")
 
 
 def test_what_is_trained_on_twice_or_held_out_as_well_is_told(glmforge, sft, tmp_path: Path) -> None:
@@ -162,7 +164,7 @@ def test_what_is_trained_on_twice_or_held_out_as_well_is_told(glmforge, sft, tmp
     status, error = glmforge("train", sft(data=data))
     assert status == 0, error
     assert "'chat' and 'again' are the same text" in " ".join(error.split())
-    assert "'mine' is trained on as source 'chat'" in " ".join(error.split())
+    assert "'mine' is also trained on, as source 'chat'" in " ".join(error.split())
 
 
 @pytest.fixture
@@ -184,11 +186,13 @@ def test_nothing_to_learn_is_said(glmforge, sft, weighted_shard, tmp_path: Path)
     """Of a whole shard it is refused, of a batch told; its loss is 0, not 0 / 0."""
     path = sft()
     assert_one_line(
-        glmforge("train", path, f"data.sources.0.path={weighted_shard(np.zeros(12))}"), "weighted.loss", "to be learnt"
+        glmforge("train", path, f"data.sources.0.path={weighted_shard(np.zeros(12))}"),
+        "weighted.loss",
+        "no trainable tokens",
     )
     status, error = glmforge("train", path, f"data.sources.0.path={weighted_shard(np.eye(1, 12)[0])}")
     assert status == 0, error
-    assert "no token of the batch is to be learnt" in " ".join(error.split())
+    assert "the batch has no trainable tokens" in " ".join(error.split())
     losses = [json.loads(line)["loss"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(losses) == 6
     assert sum(loss == 0 for loss in losses) == 5
@@ -207,7 +211,7 @@ def test_encoded_conversations_that_are_damaged_or_incomplete(glmforge, sft, tmp
     assert glmforge("train", path)[0] == 0
     (loss,) = (tmp_path / "encoded").glob("*.loss")
     loss.write_bytes(loss.read_bytes()[:-3])
-    assert_one_line(glmforge("train", path), loss, f"remove {loss.stem}.*, and it is encoded again")
+    assert_one_line(glmforge("train", path), loss, f"remove {loss.stem}.* to encode it again")
     loss.unlink()
     assert glmforge("train", path, "phases.0.epochs=2")[0] == 0
     TokenShard(loss.with_suffix("")).verify()
@@ -327,7 +331,7 @@ def test_a_tokenizer_that_loses_digits(glmforge, tiny_data: TinyData, tmp_path: 
     content["model"]["merges"] = [pair for pair in content["model"]["merges"] if "7" not in "".join(pair)]
     (directory / "tokenizer.json").write_text(json.dumps(content))
     outcome = glmforge("data", "needles", "--tokenizer", directory, "--length", 512, "--out", tmp_path / "out")
-    assert_one_line(outcome, "does not give back the digits")
+    assert_one_line(outcome, "does not decode digits")
 
 
 @pytest.mark.parametrize(("encoding", "output"), [("ascii", "/dev/null"), ("utf-8", "/dev/full")])

@@ -67,7 +67,7 @@ def test_the_whole_story(corpus: Path, tmp_path: Path, monkeypatch: pytest.Monke
     story = console.export_text()
     for stage in (
         *("Gather a corpus", "killed with SIGKILL", "bits per byte", "Fine-tune on conversations"),
-        *("held-out questions", "transformers loads it", "glmforge chat", "glmforge checkpoint show"),
+        *("held-out questions", "loaded with transformers", "glmforge chat", "glmforge checkpoint show"),
     ):
         assert stage in story, stage
 
@@ -80,5 +80,5 @@ def test_another_directory_is_never_replaced(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 1
-    assert "not an earlier demo" in capfd.readouterr().err
+    assert "was not made by a demo" in capfd.readouterr().err
     assert (tmp_path / "thesis.txt").read_text() == "precious"

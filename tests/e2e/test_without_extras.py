@@ -103,9 +103,9 @@ ELSEWHERE = {
 }
 REFUSES = {
     "control": "the run has ended",
-    "adapter show": "is of a run without adapters",
-    "adapter merge": "is of a run without adapters",
-    "adapter convert": "is no Hugging Face directory",
+    "adapter show": "has no adapters",
+    "adapter merge": "has no adapters",
+    "adapter convert": "is not a Hugging Face directory",
     "cluster bench": "one rank cannot communicate",
     "cluster setup": "--nodes",
     "cluster dev up": "nodes 0: must be between 1 and",

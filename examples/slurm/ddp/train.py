@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/slurm/ddp/train.py --steps 100 --save runs/ddp
 
-What matters is around the model: rank numbers come from the environment, whoever started the process; each step's data
+What matters is around the model: rank numbers come from the environment, for any launcher; each step's data
 is a function of seed, step and rank, so a resumed run goes on as if it had never stopped; SIGUSR1 saves and ends with
 status 75, which says "start me again"; a checkpoint is there as a whole or not at all.
 """
@@ -42,7 +42,7 @@ class ByteModel(nn.Module):
 
 
 def batch_of(text: Tensor, step: int, rows: int, length: int) -> Tensor:
-    """Rows of this rank in this step, whatever happened before."""
+    """Rows of this rank in this step, independent of what happened before."""
     random = torch.Generator().manual_seed(1_000_003 * step + RANK)
     starts = torch.randint(len(text) - length - 1, (rows,), generator=random)
     return torch.stack([text[start : start + length + 1] for start in starts.tolist()]).long()

@@ -61,7 +61,7 @@ def sharded(device: torch.device) -> nn.Module:
 
 
 def batch_of(text: Tensor, step: int, rows: int, length: int) -> Tensor:
-    """Rows of this rank in this step, whatever happened before."""
+    """Rows of this rank in this step, independent of what happened before."""
     random = torch.Generator().manual_seed(1_000_003 * step + RANK)
     starts = torch.randint(len(text) - length - 1, (rows,), generator=random)
     return torch.stack([text[start : start + length + 1] for start in starts.tolist()]).long()

@@ -124,8 +124,8 @@ def _find(source: Path, model: ModelConfig, lora: LoraConfig, base: BaseWeights 
     if differing := [name for name in trained if stored[name] != trained[name]]:
         name = differing[0]
         raise CheckpointError(
-            f"{path} has {name} of {list(stored[name])}, and the run's model makes it {list(trained[name])}: it was "
-            "trained on another model; take that one's adapters"
+            f"{path} has {name} of {list(stored[name])}, but the run's model needs {list(trained[name])}: it was "
+            "trained on another model; use adapters of this one"
         )
     read_slice_metadata(path)
     if base is not None:

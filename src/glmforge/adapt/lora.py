@@ -1,6 +1,6 @@
 """LoRA in the model (Hu et al., 2021, arXiv 2106.09685): what the rows of `glmforge.config.adapters` compute.
 
-An adapter takes the place of its map's `Matmul` and calls the one that it finds there, whatever that is (an 8-bit
+An adapter takes the place of its map's `Matmul` and calls the one that it finds there (an 8-bit
 product, say). Its parameters belong to the map's own module, under the names of PEFT's files. Beside a map that is cut
 it works on this device's part: a factor on the cut side is cut with the map, the other one is whole, and what comes out
 is a part of the outputs or of their sum, as the map's own is. So nothing here knows of an axis.
@@ -18,7 +18,7 @@ the same weights (the reference of DPO and GRPO). Layers get it with their token
 backward pass gets the same.
 
 DoRA (Liu et al., 2024, arXiv 2402.09353): y = m / |W + scaling B A| * (W x + scaling B A x), the norm being of each row
-and, as in the paper's section 4.3, without a gradient. |W + scaling B A|^2 is put together from |W|^2, (W A^T) * B and
+and, as in the paper's section 4.3, without a gradient. |W + scaling B A|^2 is assembled from |W|^2, (W A^T) * B and
 (B (A A^T)) * B, so that the sum of W and B A is not formed either. Dropout acts on what the adapter reads, not, as in
 PEFT's DoRA, on a second product with W.
 
@@ -70,7 +70,7 @@ def put_adapters(section: GlmMoe, lora: LoraConfig) -> None:
             assert isinstance(place, Place)
             dropout = None
             if lora.dropout:
-                assert isinstance(place, DecoderLayer), "only maps of layers drop"
+                assert isinstance(place, DecoderLayer), "only linear layers have dropout"
                 dropout = Dropout(place, zlib.crc32(one.name.partition(f".{one.row.layer}.")[2].encode()))
             _adapt(modules[one.owner], one, lora, place, dropout)
 
@@ -104,7 +104,7 @@ def _adapt_experts(experts: Experts, one: LinearMap, lora: LoraConfig, place: Pl
 
 
 class Dropout:
-    """Drops inputs of an adapter as the layer has been told for its tokens: a function of step, layer, token, input and
+    """Drops inputs of an adapter with the layer's noise for its tokens: a function of step, layer, token, input and
     `site`, which tells the layer's adapters apart; see `glmforge.model.dropout`."""
 
     def __init__(self, layer: DecoderLayer, site: int) -> None:

@@ -1,4 +1,4 @@
-"""What a training step asks of whoever carries it out.
+"""The interface of what carries out a training step.
 
 A backend owns the sharded model and its optimizer; trainer and hooks reach them only through it. The step
 (`glmforge.training.step`) calls it in this order: `accumulate`, `clip`, `step` unless something is not finite,
@@ -11,7 +11,7 @@ DeepSpeed's ZeRO fits so. `accumulate` calls `engine.set_gradient_accumulation_b
 `engine.backward(loss)` for each micro-batch; ZeRO sums and partitions gradients in its backward hooks. It averages over
 data ranks and divides by accumulation steps where `GlobalBatch` has already divided by global denominators, so the loss
 is multiplied by both. `clip` measures the norm of the partitions and scales them, with the engine's own clipping
-configured off, so that the caller can leave out a step before `engine.step()` is called; `step` sets the learning rate
+configured off, so that the caller can omit a step before `engine.step()` is called; `step` sets the learning rate
 in the groups of `engine.optimizer` first. `zero_grad` clears what the engine has not cleared itself in `step`.
 `state_tensors` gives ZeRO's flat partitions cut by published names, `local_chunks` the same of weights and gradients.
 """

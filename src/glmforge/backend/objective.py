@@ -6,7 +6,7 @@ denominator before the backward pass. Denominators depend on the data alone, so 
 and micro-batches first, then runs the model and asks for the numerators.
 
 The model may lie in sections on several pipeline ranks. So an objective does not call it: it says what the forward is
-to be asked for (`head`, `num_mtp`, `with_aux_loss`) and makes numerators of what any section answers. The objectives
+to be requested (`head`, `num_mtp`, `with_aux_loss`) and makes numerators of what any section answers. The objectives
 themselves are in `glmforge.objectives`, one file each.
 """
 

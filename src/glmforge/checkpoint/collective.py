@@ -8,7 +8,7 @@ a process group the same code runs with one rank and no communication.
 Collectives go over the default group, in a thread that saves in the background over a group of its own: two threads
 that used one group would pair off each other's messages.
 
-Only failures that a user can mend are passed on this way. A defect (a `TypeError`, say) is raised where it happens;
+Only failures that a user can fix are passed on this way. A defect (a `TypeError`, say) is raised where it happens;
 the launcher then ends the other ranks.
 """
 
@@ -30,7 +30,7 @@ from glmforge.runtime.os_errors import describe_os_error
 T = TypeVar("T")
 
 _MEETING_S = 1.0  # how long ranks work between two questions whether all are done
-_NAMED_RANKS = 3  # an error message names so many failed ranks and counts the others
+_NAMED_RANKS = 3  # an error message names this many failed ranks and counts the others
 
 # A new thread begins with the default: what one thread sets no other sees.
 _group: ContextVar[dist.ProcessGroup | None] = ContextVar("_group", default=None)
@@ -92,7 +92,7 @@ def run_each(action: Callable[[], T]) -> T:
 def run_each_unhurried(action: Callable[[], T]) -> T:
     """As `run_each`, for what takes some ranks longer than the others can wait in a collective, such as copying files.
 
-    `action` runs in a thread of its own, and communicates with nobody; meanwhile the ranks meet once a second.
+    `action` runs in its own thread, without communication; meanwhile the ranks synchronise once a second.
     """
     outcome: Future[T] = Future()
 
@@ -117,7 +117,7 @@ def run_on_rank_zero(action: Callable[[], T]) -> T:
 
 
 def raise_failures(message_of_rank: Mapping[int, str]) -> None:
-    """Raise one `CheckpointError` for what the given ranks report; do nothing if there are none."""
+    """Raise one `CheckpointError` for what the given ranks report; do nothing without reports."""
     if not message_of_rank:
         return
     if world_size() == 1 or (len(message_of_rank) == world_size() and len(set(message_of_rank.values())) == 1):

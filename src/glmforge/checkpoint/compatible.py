@@ -2,10 +2,10 @@
 
 What a checkpoint holds is a point on a path: weights and optimizer states that were made in one model by one kind of
 optimizer, and a position in an order of samples. A configuration that changes any of these does not go on, it begins
-something else, and is refused. Whatever else changes what is learned from here on is allowed and noted, so that it
-stands in the record of the run; what changes only speed, place or reporting is nobody's concern.
+something else, and is refused. Whatever else changes what is learned from this step on is allowed and noted, so that it
+stands in the record of the run; what changes only speed, place or reporting is ignored.
 
-The table `RULES` is the whole policy; the guide shows it as it stands here. Phases and sources are told apart by
+The table `RULES` is the whole policy; the guide shows it as it stands here. Phases and sources are distinguished by
 their names: in keys their name stands where their number would.
 """
 
@@ -44,66 +44,66 @@ class Rule(NamedTuple):
 
 
 FREE, NOTED, REFUSED = Verdict.FREE, Verdict.NOTED, Verdict.REFUSED
-_RESET = "'glmforge checkpoint reset-optimizer --config' makes a checkpoint with fresh states"
+_RESET = "'glmforge checkpoint reset-optimizer --config' writes a checkpoint with fresh optimizer states"
 
 RULES = (
     Rule("name", FREE, FREE, "a name"),
     Rule("output_dir", FREE, FREE, "a place"),
-    Rule("backend", FREE, FREE, "how steps are carried out; losses agree to within rounding"),
-    Rule("seed", NOTED, REFUSED, "the order of the samples is made from it"),
+    Rule("backend", FREE, FREE, "how steps are executed; losses agree up to rounding"),
+    Rule("seed", NOTED, REFUSED, "it determines the order of samples"),
     Rule("init_from", FREE, FREE, "the weights are the checkpoint's"),
     Rule("init_cache_dir", FREE, FREE, "the weights are the checkpoint's"),
-    Rule("stage", REFUSED, REFUSED, "another stage is a run of its own, with these weights as its init_from"),
-    *(Rule(f"{name}.*", NOTED, NOTED, "from here on") for stage in STAGES.values() for name in stage.sections),
-    Rule("model.rope_theta", NOTED, NOTED, "a base may grow with the context"),
+    Rule("stage", REFUSED, REFUSED, "start another stage as a new run with init_from set to this checkpoint"),
+    *(Rule(f"{name}.*", NOTED, NOTED, "from this step on") for stage in STAGES.values() for name in stage.sections),
+    Rule("model.rope_theta", NOTED, NOTED, "the RoPE base may grow with the context"),
     Rule("model.max_position_embeddings", FREE, FREE, "a limit; no tensor depends on it"),
     Rule("model.initializer_range", FREE, FREE, "the weights are the checkpoint's"),
-    Rule("model.*_token_id", FREE, FREE, "goes into exports only"),
-    Rule("model.*", REFUSED, REFUSED, "the weights were made in this model"),
-    Rule("data.tokenizer", FREE, FREE, "a place; the tokenizer itself must be the same, by its fingerprint"),
-    Rule("data.sources.*.path", FREE, FREE, "a place; consumed data must be the same, by its fingerprint"),
-    Rule("data.sources.*.code", FREE, REFUSED, "a phase with fim_rate has rearranged its documents, or has not"),
-    Rule("data.sources*", NOTED, NOTED, "the mixture of the samples to come"),
-    Rule("data.held_out*", NOTED, NOTED, "evaluations before and after are of different data"),
+    Rule("model.*_token_id", FREE, FREE, "only used in exports"),
+    Rule("model.*", REFUSED, REFUSED, "the weights have this shape"),
+    Rule("data.tokenizer", FREE, FREE, "a path; the tokenizer itself must have the same fingerprint"),
+    Rule("data.sources.*.path", FREE, FREE, "a path; consumed data must have the same fingerprint"),
+    Rule("data.sources.*.code", FREE, REFUSED, "changes which documents a phase with fim_rate has rearranged"),
+    Rule("data.sources*", NOTED, NOTED, "mixture of future samples"),
+    Rule("data.held_out*", NOTED, NOTED, "evaluations before and after use different data"),
     Rule("data.*", FREE, FREE, "how the same samples are read"),
-    Rule("phases.*.tokens", NOTED, NOTED, "the schedule of the learning rate ends elsewhere"),
-    Rule("phases.*.steps", NOTED, NOTED, "the schedule of the learning rate ends elsewhere"),
-    Rule("phases.*.epochs", NOTED, NOTED, "the schedule of the learning rate ends elsewhere"),
-    Rule("phases.*.batch_size", NOTED, NOTED, "the run goes on at the next sample"),
-    Rule("phases.*.batch_ramp*", NOTED, NOTED, "the run goes on at the next sample"),
+    Rule("phases.*.tokens", NOTED, NOTED, "the learning-rate schedule ends elsewhere"),
+    Rule("phases.*.steps", NOTED, NOTED, "the learning-rate schedule ends elsewhere"),
+    Rule("phases.*.epochs", NOTED, NOTED, "the learning-rate schedule ends elsewhere"),
+    Rule("phases.*.batch_size", NOTED, NOTED, "the run continues at the next sample"),
+    Rule("phases.*.batch_ramp*", NOTED, NOTED, "the run continues at the next sample"),
     Rule("phases.*.seq_len", NOTED, REFUSED, "samples are numbered by it"),
     Rule("phases.*.packing", NOTED, REFUSED, "samples are numbered by it"),
     Rule("phases.*.document_mask", NOTED, REFUSED, "the phase's samples depend on it"),
     Rule("phases.*.fim_rate", NOTED, REFUSED, "the phase's samples depend on it"),
-    Rule("phases.*.*", NOTED, NOTED, "weights of losses, balance, mixture, RoPE base: from here on"),
-    Rule("phases*", NOTED, REFUSED, "name and place of a phase are part of its order of samples"),
+    Rule("phases.*.*", NOTED, NOTED, "loss weights, balance, mixture, RoPE base: from this step on"),
+    Rule("phases*", NOTED, REFUSED, "name and position of a phase determine its order of samples"),
     Rule("lora.init_from", FREE, FREE, "the adapters are the checkpoint's"),
-    Rule("lora.dropout", NOTED, NOTED, "from here on"),
-    Rule("lora.lr_ratio", NOTED, NOTED, "from here on"),
+    Rule("lora.dropout", NOTED, NOTED, "from this step on"),
+    Rule("lora.lr_ratio", NOTED, NOTED, "from this step on"),
     Rule("lora*", REFUSED, REFUSED, "the adapters were made so"),
-    Rule("optim.matrix_optimizer", NOTED, REFUSED, f"it has no states of that kind; {_RESET}"),
-    Rule("optim.lm_head", NOTED, REFUSED, f"it has no states of that kind; {_RESET}"),
-    Rule("optim.rules", NOTED, REFUSED, f"where another optimizer is named, it has no states of that kind; {_RESET}"),
-    Rule("optim.state_dtype", NOTED, REFUSED, f"it has no states of that kind; {_RESET}"),
-    Rule("optim.*", NOTED, NOTED, "learning rate, schedule, warm-up, decay, momentum: from here on"),
-    Rule("regularization.*", NOTED, NOTED, "from here on"),
-    Rule("parallel.*", FREE, FREE, "losses on another layout agree to within rounding"),
+    Rule("optim.matrix_optimizer", NOTED, REFUSED, f"the checkpoint has no such optimizer states; {_RESET}"),
+    Rule("optim.lm_head", NOTED, REFUSED, f"the checkpoint has no such optimizer states; {_RESET}"),
+    Rule("optim.rules", NOTED, REFUSED, f"the checkpoint has no states of another optimizer; {_RESET}"),
+    Rule("optim.state_dtype", NOTED, REFUSED, f"the checkpoint has no such optimizer states; {_RESET}"),
+    Rule("optim.*", NOTED, NOTED, "learning rate, schedule, warm-up, decay, momentum: from this step on"),
+    Rule("regularization.*", NOTED, NOTED, "from this step on"),
+    Rule("parallel.*", FREE, FREE, "losses on another layout agree up to rounding"),
     Rule(
         "precision.frozen",
         NOTED,
         REFUSED,
-        "the frozen weights are stored in it, and adapters were trained beside its rounding",
+        "frozen weights are stored in this format, and the adapters were trained with its rounding",
     ),
-    Rule("precision.*", NOTED, NOTED, "masters are fp32 in any case"),
-    Rule("kernels.*", FREE, FREE, "implementations agree to within rounding"),
-    Rule("checkpoint.*", FREE, FREE, "no part of the mathematics"),
-    Rule("observe.*", FREE, FREE, "no part of the mathematics"),
-    Rule("fault_tolerance.*", FREE, FREE, "no part of the mathematics"),
+    Rule("precision.*", NOTED, NOTED, "master weights are always fp32"),
+    Rule("kernels.*", FREE, FREE, "implementations agree up to rounding"),
+    Rule("checkpoint.*", FREE, FREE, "does not affect the computation"),
+    Rule("observe.*", FREE, FREE, "does not affect the computation"),
+    Rule("fault_tolerance.*", FREE, FREE, "does not affect the computation"),
 )
 
 
 class Difference(NamedTuple):
-    """What was one thing and is another; `ABSENT` where there is none. `path` is the key, in parts."""
+    """What was one thing and is another, or `ABSENT`. `path` is the key, in parts."""
 
     path: tuple[str, ...]
     was: object
@@ -154,7 +154,8 @@ def judge(
     stored, current = _with_defaults(stored), _with_defaults(current)
     if not _is_named_list(stored.get("phases", [])):
         raise CheckpointError(
-            "the checkpoint's configuration is damaged: its phases are not a list of named phases; take another one"
+            "the checkpoint's configuration is damaged: its phases are not a list of named phases; use another "
+            "checkpoint"
         )
     begun = {name for name, count in samples_consumed.items() if count}
     keeps_states = fresh_optimizer or _same_states(stored, current)
@@ -240,14 +241,14 @@ def _misplaced(stored: Mapping[str, Any], current: Mapping[str, Any], samples: M
     for name in begun:
         if name in before and before.index(name) != after.index(name):
             yield (
-                f"phases.{name} was phase {before.index(name) + 1} and is phase {after.index(name) + 1} (the order of "
-                "its samples depends on it; new phases go to the end)"
+                f"phases.{name} was phase {before.index(name) + 1} and is phase {after.index(name) + 1} (its order "
+                "of samples depends on the position; add new phases at the end)"
             )
     for name in begun[:-1]:
         planned = _num_samples(current["phases"][after.index(name)])
         if planned is not None and planned > samples[name]:
             yield (
-                f"phases.{name} ended after {samples[name]:,} samples and would now have {planned:,}, but phase "
+                f"phases.{name} ended after {samples[name]:,} samples and would now end after {planned:,}, but phase "
                 f"'{begun[-1]}' has begun since"
             )
 
@@ -260,7 +261,7 @@ def _num_samples(phase: Mapping[str, Any]) -> int | None:
 
 
 def _same_states(stored: Mapping[str, Any], current: Mapping[str, Any]) -> bool:
-    """Whether the optimizer keeps the same states of the same parameters; False if that cannot be told."""
+    """Whether the optimizer keeps the same states of the same parameters; False if that is unknown."""
     try:
         runs = [RunConfig.model_validate(dict(config)) for config in (stored, current)]
     except ValidationError:

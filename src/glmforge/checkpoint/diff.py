@@ -86,8 +86,8 @@ def compare_checkpoints(
 ) -> CheckpointDifference:
     """Compare the tensors whose names begin with `prefix`, and configurations and positions.
 
-    The tensors come most different first. Generator states of other numbers of ranks are left out: they are not the
-    same things. Raises `CheckpointError` if one is not whole (by size: the contents are what is compared).
+    The tensors come most different first. Generator states of other numbers of ranks are omitted: they are not the
+    same things. Raises `CheckpointError` if one is incomplete (by size: the contents are what is compared).
     """
     metas = read_meta(a), read_meta(b)
     stored = StoredTensors(a, verify=False), StoredTensors(b, verify=False)

@@ -1,4 +1,4 @@
-"""Does a checkpoint fit the run that wants to load it? First configurations are compared, then names, shapes, types.
+"""Does a checkpoint fit the run that needs to load it? First configurations are compared, then names, shapes, types.
 
 DCP itself would load what it finds and convert types silently. A run that goes on from tensors it did not
 mean is worse than one that does not start, so every difference is refused here. The tensors of the run are those of
@@ -85,13 +85,13 @@ def _check_extra_models(path: Path, there: list[str], here: list[str]) -> None:
     for name in there:
         if name not in here:
             raise CheckpointError(
-                f"{path} does not fit this run: it holds a further trained model, '{name}', which this run does not "
+                f"{path} does not fit this run: it contains another trained model, '{name}', which this run does not "
                 f"train; {fix}"
             )
     for name in here:
         if name not in there:
             raise CheckpointError(
-                f"{path} does not fit this run: it lacks the further model '{name}', which this run trains; {fix}"
+                f"{path} does not fit this run: it lacks the model '{name}', which this run trains; {fix}"
             )
 
 
@@ -108,7 +108,7 @@ def _differences(
     if missing := sorted(wanted.keys() - stored.keys()):
         yield f"it lacks {_count(missing)}: {list_some(missing)}"
     if unexpected := sorted(stored.keys() - wanted.keys()):
-        yield f"this run has no place for {_count(unexpected)}: {list_some(unexpected)}"
+        yield f"it has {_count(unexpected)} that this run lacks: {list_some(unexpected)}"
     both = sorted(stored.keys() & wanted.keys())
     shapes = [
         f"{name} is {list(stored[name].size)} there and {list(wanted[name].shape)} here"
@@ -116,14 +116,14 @@ def _differences(
         if tuple(stored[name].size) != wanted[name].shape
     ]
     if shapes:
-        yield f"{_count(shapes)} of another shape: {list_some(shapes)}"
+        yield f"{_count(shapes)} with another shape: {list_some(shapes)}"
     other_types = [
         f"{name} is {stored[name].properties.dtype} there and {wanted[name].dtype} here"
         for name in both
         if types and stored[name].properties.dtype != wanted[name].dtype
     ]
     if other_types:
-        yield f"{_count(other_types)} of another type: {list_some(other_types)}"
+        yield f"{_count(other_types)} with another dtype: {list_some(other_types)}"
 
 
 def _count(names: list[str]) -> str:
@@ -135,4 +135,4 @@ def _likely_cause(meta: CheckpointMeta, notes: list[str]) -> str:
     if changed:
         return f". The configurations differ: {list_some(changed)}; undo that, or start in another output_dir"
     written_by = f"glmforge {meta.versions.get('glmforge', 'unknown')}, revision {meta.git_revision or 'unknown'}"
-    return f". The configurations agree, so the code differs: it was written by {written_by}"
+    return f". The configurations match, so the code differs: it was written by {written_by}"

@@ -64,7 +64,7 @@ def load_initial_weights(
         cache_dir: on each node's own disk; a directory in Hugging Face format is copied there first, and read there.
 
     Returns the directory that was read. Raises `CheckpointError` or `ConfigError`, on all ranks, if it cannot be
-    read, is not whole, or holds another model; the tensors are then as they were. Also if weights are not finite.
+    read, is incomplete, or holds another model; the tensors are then as they were. Also if weights are not finite.
     """
     source = _as_nodes_read_it(source, cache_dir)
     path, meta, found = run_each(lambda: _read(source))
@@ -79,8 +79,8 @@ def load_initial_weights(
         return source
     if any(isinstance(weight, QuantisedWeight) for weight in with_weights(tensors).values()):
         raise ConfigError(
-            f"precision.frozen: 'nf4' is read from a directory in Hugging Face format, and {path} is a checkpoint: "
-            "write one from it with 'glmforge export', or set this to bf16"
+            f"precision.frozen: 'nf4' loads from a Hugging Face directory, but {path} is a checkpoint; export it "
+            "with 'glmforge export', or set this to bf16"
         )
     shared = parameter_table(found).keys() & parameter_table(config).keys()
     wanted = {MODEL_PREFIX + name: tensor for name, tensor in tensors.items() if name in shared}
@@ -97,7 +97,7 @@ def _as_nodes_read_it(source: Path, cache_dir: Path | None) -> Path:
     if not any(run_together(lambda: kind_of(source / "config.json", error=CheckpointError) is not None)):
         if cache_dir is not None:
             raise ConfigError(
-                f"init_cache_dir: is for directories in Hugging Face format, and {source} is none; leave it out"
+                f"init_cache_dir: applies to Hugging Face directories, but {source} is not one; remove it"
             )
         return source
     check_same_files(source)
@@ -134,8 +134,7 @@ def _read(source: Path) -> tuple[Path, CheckpointMeta | None, ModelConfig]:
     run = stored_config(path, meta)
     if run.lora is not None:
         raise CheckpointError(
-            f"init_from: {path} is of a run with adapters: write its weights with them merged ('glmforge export') and "
-            "begin from there"
+            f"init_from: {path} has adapters; export the merged weights with 'glmforge export' and start from there"
         )
     return path, meta, run.model
 
@@ -151,8 +150,8 @@ def _check_same_model(source: Path, found: ModelConfig, config: ModelConfig) -> 
     if differing:
         there, here = ([_value(model, name) for name in differing] for model in (found, config))
         raise ConfigError(
-            f"init_from: {source} has {list_some([f'{n} = {v}' for n, v in zip(differing, there, strict=True)])}, the "
-            f"run's model {list_some(here)}; take model from there"
+            f"init_from: {source} has {list_some([f'{n} = {v}' for n, v in zip(differing, there, strict=True)])}, "
+            f"but the run's model has {list_some(here)}; use its model section"
         )
 
 
@@ -166,4 +165,4 @@ def _tell_kept(source: Path, names: Set[str], config: ModelConfig) -> None:
     layers = mtp_prefixes(config)
     kept = {next((f"{layer}*" for layer in layers if name.startswith(layer)), name) for name in names}
     if kept and rank() == 0:
-        logger.warning("%s: has no %s: drawn from the seed", source, list_some(sorted(kept)))
+        logger.warning("%s: has no %s: initialised from the seed", source, list_some(sorted(kept)))

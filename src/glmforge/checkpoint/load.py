@@ -58,7 +58,7 @@ def load_latest(
     before_step: int | None = None,
     step: int | None = None,
 ) -> tuple[Path, CheckpointMeta] | None:
-    """Load the newest whole checkpoint under `root` or on the nodes' own disks; None if there is none at all. All
+    """Load the newest complete checkpoint under `root` or on the nodes' own disks, or None. All
     ranks call this together.
 
     Args:
@@ -69,8 +69,8 @@ def load_latest(
 
     A newer one that is broken, be it by a single flipped bit, is named in a warning and the next older one
     taken. What is left on the nodes of a run that died before its first checkpoint was whole is removed, and the
-    result is None. Raises `CheckpointError` if there are checkpoints but none is whole, or if the newest whole one does
-    not fit; with `step` also if there is none of it.
+    result is None. Raises `CheckpointError` if there are checkpoints but none is whole, or if the newest complete one
+    does not fit; with `step` also if that step does not exist.
     """
     broken: list[str] = []
     candidates = _candidates(root, local_root, before_step)
@@ -87,8 +87,10 @@ def load_latest(
             warn_broken(candidate.path or checkpoint_path(cast(Path, local_root), candidate.step), problems)
         broken += problems
     if broken and step is not None:
-        raise CheckpointError(f"{checkpoint_path(root, step)} is not whole: {summarize_problems(broken)}; take another")
-    if broken and (local_root is None or before_step is not None or not _only_begun(root, candidates)):
+        raise CheckpointError(
+            f"{checkpoint_path(root, step)} is incomplete: {summarize_problems(broken)}; use another checkpoint"
+        )
+    if broken and (local_root is None or before_step is not None or not _never_completed(root, candidates)):
         raise_none_whole(root, broken)
     if broken and local_root is not None:
         _remove_begun(root, local_root)
@@ -115,7 +117,7 @@ def load_checkpoint(
     """
     problems = _find_problems_together(path, checksums=verify)
     if problems:
-        raise CheckpointError(f"{path} is not whole: {summarize_problems(problems)}; take an older checkpoint")
+        raise CheckpointError(f"{path} is incomplete: {summarize_problems(problems)}; use an older checkpoint")
     return _load_whole(path, tensors, config, prefix, only, convert=convert)
 
 
@@ -138,7 +140,7 @@ def load_rng_state(path: Path) -> Tensor | None:
 
 def _candidates(root: Path, local_root: Path | None, before_step: int | None) -> list[_Candidate]:
     """All checkpoints, newest first; of one step, those on shared storage first."""
-    run_each(lambda: None)  # no rank writes any more, so what is whole and not published has nobody to publish it
+    run_each(lambda: None)  # no rank writes any more, so whole but unpublished saves would stay unpublished
     run_on_rank_zero(lambda: clear_up(root))
     found = [_Candidate(step_of(path), path, None) for path in run_on_rank_zero(lambda: list_checkpoints(root))]
     if local_root is not None:
@@ -148,11 +150,11 @@ def _candidates(root: Path, local_root: Path | None, before_step: int | None) ->
 
 
 def _of_step(step: int, candidates: list[_Candidate], root: Path) -> list[_Candidate]:
-    """Those of one step. Raises `CheckpointError`, which names others, if there are none."""
+    """Those of one step. Raises `CheckpointError`, which lists the others, if it does not exist."""
     found = [candidate for candidate in candidates if candidate.step == step]
     if not found:
         steps = sorted({candidate.step for candidate in candidates}, reverse=True)
-        there = f"there is {list_some([f'step-{other}' for other in steps])}" if steps else "there is none at all"
+        there = f"available: {list_some([f'step-{other}' for other in steps])}" if steps else "there are none"
         raise CheckpointError(f"{root}: has no checkpoint of step {step:,}; {there}")
     return found
 
@@ -167,8 +169,8 @@ def _find_problems_of(candidate: _Candidate, local_root: Path | None) -> list[st
     return find_local_problems(local_root, candidate.local)
 
 
-def _only_begun(root: Path, candidates: list[_Candidate]) -> bool:
-    """Whether the run has never had a whole checkpoint: these are what it was writing when it died."""
+def _never_completed(root: Path, candidates: list[_Candidate]) -> bool:
+    """Whether the run has never had a complete checkpoint: these are what it was writing when it died."""
     found = [candidate.local for candidate in candidates]
     if not all(local is not None and local.is_incomplete for local in found):
         return False
@@ -185,9 +187,7 @@ def _remove_begun(root: Path, local_root: Path) -> None:
 
     run_each(remove)
     if rank() == 0:
-        logger.warning(
-            "%s: there has never been a whole checkpoint; the run starts over, and what was half saved is removed", root
-        )
+        logger.warning("%s: no complete checkpoint yet; the run starts over, and incomplete saves are removed", root)
 
 
 def _load_candidate(
@@ -213,7 +213,7 @@ def set_aside_everywhere(step: int, root: Path, local_root: Path | None, *, keep
     if local_root is not None:
         aside += run_each(lambda: set_aside_after(local_root, step, keep=keep))
     if aside and rank() == 0:
-        logger.info("going back to step %d; set aside: %s", step, ", ".join(path.name for path in aside))
+        logger.info("rolling back to step %d; set aside: %s", step, ", ".join(path.name for path in aside))
     return [path.name for path in aside]
 
 
@@ -255,8 +255,7 @@ def _without_moments(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Ten
         tensor.detach().zero_()
     if moments and rank() == 0:
         logger.warning(
-            "%s has weights and position only (checkpoint.mode lite): the optimizer's moments and the generators begin "
-            "anew",
+            "%s has only weights and data position (checkpoint.mode lite); optimizer moments and RNG restart",
             path,
         )
     return {name: tensor for name, tensor in tensors.items() if name.startswith(PARAMETER_PREFIX)}

@@ -1,7 +1,7 @@
 """Weights with adapters merged into them: W + scaling B A, of DoRA with its rows brought to their trained length.
 
-Whoever reads a checkpoint of a run with adapters reads them so (`glmforge.checkpoint.pretrained`): exports, generation,
-evaluations. Each weight is merged when it is asked for, in fp32, and experts one at a time, so no more than a weight
+All readers of a checkpoint with adapters read it this way (`glmforge.checkpoint.pretrained`): exports, generation,
+evaluations. Each weight is merged when it is requested, in fp32, and experts one at a time, so no more than a weight
 and one expert's product is in memory besides. What has no adapter comes as it lies in the base.
 
 Shapes: E experts, r rank, J inputs and O outputs of a map.

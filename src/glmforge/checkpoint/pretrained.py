@@ -35,7 +35,7 @@ TOKENIZER_DIRECTORY = "tokenizer"  # beside the checkpoints of a run
 
 @dataclass(frozen=True)
 class StoredModel:
-    """The model part of a training checkpoint, read tensor by tensor when asked for.
+    """The model part of a training checkpoint, read tensor by tensor when requested.
 
     Attributes:
         path: the checkpoint directory.
@@ -67,8 +67,8 @@ def _base_of(path: Path, run: RunConfig) -> Mapping[str, Tensor]:
     source = Path(trained_on.source)
     if kind_of(source, error=CheckpointError) is None:
         raise CheckpointError(
-            f"{path}: holds adapters only, and their base is not in {shown(source)} any more; put it "
-            "back, or merge it with a copy of that ('glmforge adapter merge --full --base')"
+            f"{path}: contains only adapters, and their base {shown(source)} is missing; restore it, or merge with a "
+            "copy ('glmforge adapter merge --full --base')"
         )
     check_base(path, trained_on, base_weights(source))
     is_hf = kind_of(source / "config.json", error=CheckpointError) is not None
@@ -82,7 +82,8 @@ def load_pretrained(
     """A model ready for `logits`, for an `Engine` or for training of your own.
 
     Args:
-        source: a preset's name (random weights of seed 0), a run directory (its newest whole checkpoint), a step of a
+        source: a preset's name (random weights of seed 0), a run directory (its newest complete checkpoint), a step of
+        a
             run (RUN@STEP), one checkpoint, or a directory in Hugging Face format.
         dtype: of the weights and activations; None keeps the stored one (fp32 for presets and checkpoints). Router
             biases stay fp32.
@@ -103,7 +104,7 @@ def load_pretrained(
     if kind_of(path, error=CheckpointError) is None and not names_step_of_run(path):
         presets = ", ".join(preset_names("model"))
         raise CheckpointError(
-            f"{shown(path)}: no such directory; give a run, a checkpoint or an export, or for random weights the name "
+            f"{shown(path)}: no such directory; pass a run, a checkpoint or an export, or for random weights the name "
             f"of a preset: {presets}"
         )
     stored = open_checkpoint(path)
@@ -114,17 +115,17 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
     """The tokenizer of what `load_pretrained` loads: a run, a checkpoint, an export; or a tokenizer's own directory.
 
     A run keeps a copy of its tokenizer; without it, as in a checkpoint that was copied away alone, the one that the
-    configuration names is taken. Raises `CheckpointError` or `DataError` where there is none.
+    configuration names is taken. Raises `CheckpointError` or `DataError` if none is found.
     """
     path = Path(source)
     if not path.exists() and str(source) in preset_names("model"):
         raise CheckpointError(
-            f"{source}: a preset has random weights and no tokenizer; give a run, a checkpoint or an export"
+            f"{source}: a preset has random weights and no tokenizer; pass a run, a checkpoint or an export"
         )
     if (path / TOKENIZER_FILE).is_file():
         return Tokenizer.load(path)
     if (path / "config.json").is_file():
-        raise CheckpointError(f"{path}: has a model but no {TOKENIZER_FILE}; put the tokenizer's files beside it")
+        raise CheckpointError(f"{path}: has a model but no {TOKENIZER_FILE}; add the tokenizer's files")
     return Tokenizer.load(tokenizer_directory(open_checkpoint(path)))
 
 
@@ -148,7 +149,7 @@ def load_with_tokenizer(
     if tokenizer is not None and tokenizer.vocab_size > model.config.vocab_size:
         raise CheckpointError(
             f"{tokenizer_dir or source}: the tokenizer has {tokenizer.vocab_size:,} tokens, but the model embeds "
-            f"{model.config.vocab_size:,}; give the tokenizer it was trained with (--tokenizer)"
+            f"{model.config.vocab_size:,}; pass the tokenizer it was trained with (--tokenizer)"
         )
     return model, tokenizer
 
@@ -167,7 +168,7 @@ def _check_device(device: torch.device | str) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # by kind of device and build of torch
-        raise GlmforgeError(f"device '{device}': torch cannot use it here; give cpu, or one that is there") from error
+        raise GlmforgeError(f"device '{device}': not available to torch; use cpu or an available device") from error
 
 
 def _finish(

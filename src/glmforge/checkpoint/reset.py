@@ -69,16 +69,16 @@ def reset_optimizer(
     `source` is a checkpoint, or a run whose newest whole one is taken. `config` is the configuration of the run that is
     to go on from it, which decides the states' names; None takes the checkpoint's own. `position` "keep" goes on at the
     same step and sample, "zero" begins a new run from these weights. `out` is a run's directory and may be that
-    `checkpoints` directory itself. Raises `CheckpointError`: `source` is not whole, does not fit `config`, or `out`
+    `checkpoints` directory itself. Raises `CheckpointError`: `source` is incomplete, does not fit `config`, or `out`
     holds checkpoints that a run would prefer.
     """
     source = find_checkpoint(source)
     if is_sharded_adapter(source):
         raise CheckpointError(
-            f"{source}: holds adapters; to train them on with a fresh optimizer, begin another run with lora.init_from"
+            f"{source}: contains adapters; to continue them with a fresh optimizer, start a new run with lora.init_from"
         )
     meta = read_meta(source)
-    config = config or stored_config(source, meta, "give one with --config")
+    config = config or stored_config(source, meta, "pass one with --config")
     if position == "zero":
         samples, step = dict[str, int](), 0
     else:
@@ -92,7 +92,8 @@ def reset_optimizer(
     in_store = stored_tensors(CachingReader(source).read_metadata())
     if extra := extra_models(in_store):
         raise CheckpointError(
-            f"{source}: holds further trained models ({list_some(extra)}), whose optimizers cannot be reset; start a "
+            f"{source}: contains further trained models ({list_some(extra)}), whose optimizers cannot be reset; "
+            f"start a "
             "new run from it with init_from"
         )
     check_fit(source, {n: t for n, t in in_store.items() if n.startswith(MODEL_PREFIX)}, _weights(config), meta, None)
@@ -100,7 +101,7 @@ def reset_optimizer(
     kept = {n: TensorSpec(tuple(t.size), t.properties.dtype) for n, t in in_store.items() if n.startswith(prefixes)}
     planner = _LazyPlanner(kept | _states(config), lambda name: stored[name] if name in kept else None, advance)
     with Lease(root.parent, "glmforge checkpoint reset-optimizer"):
-        final = checkpoint_path(_free_root(out, step), step)  # somebody may just have finished there
+        final = checkpoint_path(_free_root(out, step), step)  # another process may just have finished there
         files = _files_of_source(source) if position == "keep" else {}
         _write(final, planner, _new_meta(meta, config, position), files)
     return Reset(final, notes)
@@ -127,8 +128,8 @@ def _free_root(out: Path, step: int) -> Path:
     root = out if out.name == "checkpoints" else out / "checkpoints"
     if found := [path for path in list_checkpoints(root) if step_of(path) >= step]:
         raise CheckpointError(
-            f"{root}: holds {list_some([path.name for path in found])}, which a run would take instead of "
-            f"{checkpoint_path(root, step).name}; name another directory"
+            f"{root}: holds {list_some([path.name for path in found])}, which a run would resume from instead of "
+            f"{checkpoint_path(root, step).name}; choose another directory"
         )
     return root
 
@@ -146,7 +147,7 @@ def _states(config: RunConfig) -> dict[str, TensorSpec]:
 
 
 def _new_meta(meta: CheckpointMeta, config: RunConfig, position: str) -> CheckpointMeta:
-    """What it says about itself: written now, by this version, and lasting."""
+    """What it says about itself: written now, by this version, and permanent."""
     fields: dict[str, Any] = {"config": config.model_dump(mode="json"), "ephemeral": False}
     if position == "zero":
         fields |= {"step": 0, "phase": config.phases[0].name, "tokens_consumed": 0, "samples_consumed": {}}

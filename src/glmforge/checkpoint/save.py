@@ -70,7 +70,7 @@ def save_checkpoint(
     name. A checkpoint of the same step is replaced. Raises `CheckpointError`, on all ranks the same, if any rank cannot
     write.
     """
-    assert step == meta.step, f"step {step} is saved with the meta of step {meta.step}"
+    assert step == meta.step, f"step {step} would be saved with the metadata of step {meta.step}"
     final = checkpoint_path(root, step)
     with _or_abandoned(final):
         _save_as(final, with_rng_state(tensors, rng_state), meta, files, verify=verify, advance=advance)
@@ -107,7 +107,7 @@ def save_local(
     When this returns, the checkpoint is whole. Arguments and errors are as in `save_checkpoint`; after an error
     nothing is left of it on any node.
     """
-    assert step == meta.step, f"step {step} is saved with the meta of step {meta.step}"
+    assert step == meta.step, f"step {step} would be saved with the metadata of step {meta.step}"
     directory = checkpoint_path(root, step)
     save = broadcast(uuid.uuid4().hex, 0)
     try:
@@ -222,7 +222,7 @@ def _finish(partial: Path, final: Path, of_ranks: list[dict[str, FileRecord]]) -
     for name in files:
         if not (partial / name).exists():
             raise CheckpointError(
-                f"{partial / name} is not visible from rank 0: output_dir must be on a file system that all nodes share"
+                f"{partial / name} is not visible from rank 0; output_dir must be on storage that all nodes share"
             )
     write_manifest(partial, files)
     publish(partial, final)
@@ -232,7 +232,7 @@ def _abandon(final: Path) -> str:
     shutil.rmtree(partial_path(final), ignore_errors=True)  # what stays is removed by the next save
     whole = (path for path in list_checkpoints(final.parent) if not find_problems(path, checksums=False))
     last = next(whole, None)
-    return f"The last whole checkpoint is {last.name}" if last else "There is no older checkpoint"
+    return f"The last complete checkpoint is {last.name}" if last else "There is no older checkpoint"
 
 
 def _remove_step(directory: Path, meta: CheckpointMeta) -> None:

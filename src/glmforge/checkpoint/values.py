@@ -18,11 +18,11 @@ def check_values(
     tensors: Mapping[str, Tensor],
     *,
     least: float = -math.inf,
-    mend: str = "take another one",
+    fix: str = "use another checkpoint",
 ) -> None:
     """Check that all values are finite, and `least` or more. All ranks call this together, each with its part.
 
-    Raises `CheckpointError`, on all ranks, that names `source`, the first tensor where they are not, and the `mend`.
+    Raises `CheckpointError`, on all ranks, that names `source`, the first tensor where they are not, and the `fix`.
     """
 
     def check() -> None:
@@ -33,6 +33,6 @@ def check_values(
             low, high = (float(value) for value in part.aminmax())  # NaN if there is any
             if not (math.isfinite(low) and math.isfinite(high) and low >= least):
                 wrong = "not finite" if least == -math.inf else f"not finite or below {least:g}"
-                raise CheckpointError(f"{source}: {name} has values that are {wrong}; {mend}")
+                raise CheckpointError(f"{source}: {name} has values that are {wrong}; {fix}")
 
     run_each(check)

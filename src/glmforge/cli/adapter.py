@@ -20,14 +20,16 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Show, collect, merge and convert adapters (LoRA).", no_args_is_help=True)
 
-_Adapter = Annotated[Path, typer.Argument(help="A checkpoint of adapters, or a run: its newest whole one; RUN@STEP.")]
+_Adapter = Annotated[
+    Path, typer.Argument(help="An adapter checkpoint, a run (its newest complete checkpoint) or RUN@STEP.")
+]
 
 
 @app.command()
 def show(path: _Adapter) -> None:
     """Show what a checkpoint of adapters holds: base, mode, tensors with shapes and counts, files of the ranks.
 
-    A checkpoint that is not whole, or whose files do not hold what it says, is refused. 'glmforge checkpoint show' and
+    A checkpoint that is incomplete, or whose files do not hold what it says, is refused. 'glmforge checkpoint show' and
     'verify' understand it too.
 
     Example:
@@ -66,15 +68,15 @@ def show(path: _Adapter) -> None:
 
 @app.command()
 def gather(
-    run_dir: Annotated[Path, typer.Argument(help="The run, where the checkpoint is to lie.")],
+    run_dir: Annotated[Path, typer.Argument(help="The run that gets the checkpoint.")],
     local_dir: Annotated[
-        Path | None, typer.Option(help="checkpoint.local_dir of the run; None: as its config.yaml says.")
+        Path | None, typer.Option(help="checkpoint.local_dir of the run; default: from its config.yaml.")
     ] = None,
     hostfile: Annotated[Path | None, typer.Option(help="One host per line.")] = None,
-    hosts: Annotated[str | None, typer.Option(help="Hosts, separated by commas. None at all: this machine.")] = None,
-    step: Annotated[int | None, typer.Option(help="None: the newest that is whole.")] = None,
-    ssh: Annotated[str, typer.Option(help="How to call ssh.")] = "ssh",
-    keep_local: Annotated[bool, typer.Option(help="Leave the nodes' copies where they are.")] = False,
+    hosts: Annotated[str | None, typer.Option(help="Hosts, separated by commas. Default: this machine.")] = None,
+    step: Annotated[int | None, typer.Option(help="Default: the newest complete one.")] = None,
+    ssh: Annotated[str, typer.Option(help="ssh command.")] = "ssh",
+    keep_local: Annotated[bool, typer.Option(help="Keep the copies on the nodes.")] = False,
 ) -> None:
     """Collect a checkpoint of adapters from the nodes' own disks: what 'glmforge checkpoint consolidate' does.
 
@@ -91,12 +93,17 @@ def gather(
 def merge(
     adapter: _Adapter,
     out: Annotated[Path, typer.Argument(help="The directory to write.")],
-    full: Annotated[bool, typer.Option("--full", help="Write the model's weights with the adapters in them.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Write the full model with the adapters merged in.")] = False,
     base: Annotated[
         str | None,
-        typer.Option(help="Of --full: the Hugging Face directory, otherwise what PEFT is to load. Default: as noted."),
+        typer.Option(
+            help="With --full: the Hugging Face directory of the base model; otherwise the base model that "
+            "PEFT loads. Default: the recorded one."
+        ),
     ] = None,
-    other_base: Annotated[bool, typer.Option(help="Merge into other weights than it was trained on.")] = False,
+    other_base: Annotated[
+        bool, typer.Option(help="Merge even if the base weights differ from those it was trained on.")
+    ] = False,
 ) -> None:
     """Write the ranks' slices as one PEFT adapter, or with --full as Hugging Face weights.
 
@@ -118,7 +125,7 @@ def merge(
     checkpoint, _ = find_adapter(adapter)
     if not full:
         if other_base:
-            raise typer.BadParameter("is for --full", param_hint="--other-base")
+            raise typer.BadParameter("needs --full", param_hint="--other-base")
         with interruptible("nothing was written"):
             export_peft(checkpoint, out, base=base)
         typer.echo(f"{out}: the adapter of {checkpoint}, for peft.PeftModel.from_pretrained")
@@ -137,9 +144,9 @@ def merge(
 
 @app.command()
 def convert(
-    source: Annotated[Path, typer.Argument(help="The directory of a PEFT adapter.")],
+    source: Annotated[Path, typer.Argument(help="A PEFT adapter directory.")],
     out: Annotated[Path, typer.Argument(help="The directory to write to.")],
-    base: Annotated[Path, typer.Option(help="The Hugging Face directory that it belongs to.")],
+    base: Annotated[Path, typer.Option(help="The Hugging Face directory of its base model.")],
 ) -> None:
     """Write a PEFT adapter as a checkpoint of adapters, OUT/step-00000000.
 

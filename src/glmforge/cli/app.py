@@ -44,7 +44,7 @@ from glmforge.extras import MissingPackageError, explain
 from glmforge.files import escaped
 from glmforge.runtime.cores import limit_spinning
 
-_ops = import_module("glmforge_ops.cli.commands")  # asked for by name: no room imports operations
+_ops = import_module("glmforge_ops.cli.commands")  # requested by name: no room imports operations
 
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 """Click's, of the click that typer was installed with or of the one that newer versions of it contain."""
@@ -104,7 +104,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    help="Train GLM-4.5/4.6-class Mixture-of-Experts models: from raw text to a model that talks.",
+    help="Train GLM-4.5/4.6-class Mixture-of-Experts models, from raw text to a chat model.",
     epilog="New here? 'glmforge demo' trains a small model on this machine in about six minutes.",
 )
 app.command("demo")(demo.demo)
@@ -160,7 +160,7 @@ def main() -> None:
         if error.errno != errno.ENOSPC:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        print(f"glmforge: {where}no space left on device for the output: free space there", file=sys.stderr)
+        print(f"glmforge: {where}no space left on device for the output; free some space", file=sys.stderr)
         sys.exit(1)
     except ModuleNotFoundError as error:
         missing = explain(error, "this command")

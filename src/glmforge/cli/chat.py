@@ -30,19 +30,21 @@ def chat(
     complete: Annotated[
         bool, typer.Option("--complete", help="Continue the text as it is, without the chat template.")
     ] = False,
-    thinking: Annotated[bool, typer.Option(help="Let the model think before it answers.")] = False,
+    thinking: Annotated[bool, typer.Option(help="Enable thinking (reasoning before the answer).")] = False,
     max_new_tokens: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Longest answer, in tokens.",
-            show_default="256, or half of the model's positions if those are fewer",
+            help="Most tokens to generate.",
+            show_default="256, or half of max_position_embeddings if that is less",
         ),
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 always picks the most likely token.")] = 0.8,
-    top_p: Annotated[float, typer.Option(min=0.01, max=1.0, help="Sample from this share of the probability.")] = 0.95,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same answer.")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="Instead of the model's own tokenizer.")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: greedy decoding.")] = 0.8,
+    top_p: Annotated[
+        float, typer.Option(min=0.01, max=1.0, help="Nucleus sampling: total probability of the tokens to sample from.")
+    ] = 0.95,
+    seed: Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same answer.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer directory; default: the model's own.")] = None,
 ) -> None:
     """Talk to a model. A model that has only been pre-trained continues text best: use --complete.
 
@@ -61,7 +63,7 @@ def chat(
     from glmforge.generate.params import SamplingParams
 
     if prompt is not None and not (prompt if complete else prompt.strip()):
-        raise typer.BadParameter("is empty: say something, or leave it out for a conversation", param_hint="--prompt")
+        raise typer.BadParameter("is empty; give a prompt, or omit it to start a conversation", param_hint="--prompt")
 
     engine = Engine.load(model, EngineConfig(seed=secrets.randbits(62)), tokenizer=tokenizer)
     tokenizer_of(engine, model)  # a model without one is refused before the first question

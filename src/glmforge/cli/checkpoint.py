@@ -34,7 +34,7 @@ app = typer.Typer(help="Show, verify, collect, copy, compare and change checkpoi
 app.command("copy")(import_module("glmforge_ops.cli.commands").copy)
 
 _PathArgument = Annotated[
-    Path, typer.Argument(help="A checkpoint (step-...), a run's directory, or its directory on a node's own disk.")
+    Path, typer.Argument(help="A checkpoint (step-...), a run directory, or a run's directory on a node's local disk.")
 ]
 
 
@@ -50,7 +50,7 @@ def show(path: _PathArgument) -> None:
     """Show what a checkpoint holds, or which checkpoints a run has and whether they are whole.
 
     Sizes of files are compared with the manifest; 'verify' also reads the contents. It exits with 1 for a checkpoint
-    that is not whole.
+    that is incomplete.
 
     Example:
 
@@ -93,15 +93,15 @@ def verify(path: _PathArgument) -> None:
 
 @app.command()
 def consolidate(
-    run_dir: Annotated[Path, typer.Argument(help="The run, on shared storage.")],
+    run_dir: Annotated[Path, typer.Argument(help="The run directory, on shared storage.")],
     local_dir: Annotated[
-        Path | None, typer.Option(help="checkpoint.local_dir of the run; None: as its config.yaml says.")
+        Path | None, typer.Option(help="checkpoint.local_dir of the run; default: from its config.yaml.")
     ] = None,
     hostfile: Annotated[Path | None, typer.Option(help="One host per line.")] = None,
-    hosts: Annotated[str | None, typer.Option(help="Hosts, separated by commas. None at all: this machine.")] = None,
-    step: Annotated[int | None, typer.Option(help="None: the newest that is whole.")] = None,
-    ssh: Annotated[str, typer.Option(help="How to call ssh.")] = "ssh",
-    keep_local: Annotated[bool, typer.Option(help="Leave the nodes' copies where they are.")] = False,
+    hosts: Annotated[str | None, typer.Option(help="Hosts, separated by commas. Default: this machine.")] = None,
+    step: Annotated[int | None, typer.Option(help="Default: the newest complete one.")] = None,
+    ssh: Annotated[str, typer.Option(help="ssh command.")] = "ssh",
+    keep_local: Annotated[bool, typer.Option(help="Keep the copies on the nodes.")] = False,
 ) -> None:
     """Collect a checkpoint from the nodes' own disks into the run, verify it there, and remove the nodes' copies.
 
@@ -121,11 +121,11 @@ def consolidate(
     from glmforge.runtime.ssh import Ssh
 
     if hostfile is not None and hosts is not None:
-        raise typer.BadParameter("give --hostfile or --hosts, not both")
+        raise typer.BadParameter("pass either --hostfile or --hosts, not both")
     names = read_hostfile(hostfile) if hostfile else parse_hosts(hosts) if hosts is not None else ["localhost"]
     name, local_dir = _name_and_local_dir(run_dir, local_dir)
     transfers, how = Transfers(), Ssh.of_command(ssh)
-    with interruptible("what has arrived whole is kept, run it again"), progress_bar(binary=True) as progress:
+    with interruptible("complete files are kept; run it again to resume"), progress_bar(binary=True) as progress:
         tasks = {name: progress.add_task(name, total=None) for name in names}
         done = collect(
             RunDirectory(run_dir).checkpoints,
@@ -137,9 +137,11 @@ def consolidate(
             report=lambda host, now, total: progress.update(tasks[host], completed=now, total=total),
         )
     if done is None:
-        typer.echo(f"{RunDirectory(run_dir).checkpoints} has a newer checkpoint already; --step takes an older one")
+        typer.echo(
+            f"{RunDirectory(run_dir).checkpoints} already has a newer checkpoint; use --step to collect an older one"
+        )
         return
-    removed = f"removed from {', '.join(done.removed_from)}" if done.removed_from else "local copies stay"
+    removed = f"removed from {', '.join(done.removed_from)}" if done.removed_from else "local copies kept"
     typer.echo(
         f"{done.path}: {done.num_files} files, {format_bytes(done.num_bytes)}, whole; "
         f"{format_bytes(done.fetched_bytes)} fetched in {format_duration(done.seconds)}; {removed}"
@@ -148,13 +150,14 @@ def consolidate(
 
 @app.command("reset-optimizer")
 def reset_optimizer(
-    source: Annotated[Path, typer.Argument(help="A checkpoint, or a run: its newest whole one.")],
-    out: Annotated[Path, typer.Argument(help="The run directory that gets the new checkpoint.")],
+    source: Annotated[Path, typer.Argument(help="A checkpoint, or a run (its newest complete checkpoint).")],
+    out: Annotated[Path, typer.Argument(help="The run directory for the new checkpoint.")],
     config: Annotated[
-        Path | None, typer.Option(help="Of the run that will continue from it; None: as the checkpoint says.")
+        Path | None,
+        typer.Option(help="Configuration of the run that will continue from it; default: the checkpoint's."),
     ] = None,
     position: Annotated[
-        Position, typer.Option(help="keep continues at the same step and sample, zero starts a new run.")
+        Position, typer.Option(help="keep: continue at the same step and sample; zero: start a new run.")
     ] = Position.keep,
 ) -> None:
     """Write a checkpoint with the same weights and a fresh optimizer: for another optimizer, or for a new run.
@@ -186,10 +189,10 @@ def reset_optimizer(
 @app.command()
 def diff(
     a: Annotated[Path, typer.Argument(help="A checkpoint.")],
-    b: Annotated[Path, typer.Argument(help="Another one.")],
-    top: Annotated[int, typer.Option(min=0, help="Show so many of the tensors that differ most.")] = 10,
-    only: Annotated[str, typer.Option(help="Compare tensors whose names begin so, such as 'model.'")] = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Everything, as JSON.")] = False,
+    b: Annotated[Path, typer.Argument(help="The other checkpoint.")],
+    top: Annotated[int, typer.Option(min=0, help="Number of most different tensors to show.")] = 10,
+    only: Annotated[str, typer.Option(help="Only compare tensors with this name prefix, such as 'model.'")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Show in what two checkpoints differ: tensors, configuration, position.
 
@@ -232,7 +235,7 @@ def _show_difference(found: "CheckpointDifference", top: int) -> None:
             rows.add_row(tensor.name, f"{tensor.max_abs:.3g}", f"{tensor.relative:.3g}")
         print_table("", rows, console)
     verdict = "equal" if found.is_equal else "different"
-    console.print(f"{verdict}: {found.num_equal:,} tensors with the same bits, {len(found.tensors):,} without")
+    console.print(f"{verdict}: {found.num_equal:,} tensors bit-identical, {len(found.tensors):,} different")
 
 
 def _name_and_local_dir(run_dir: Path, local_dir: Path | None) -> tuple[str, Path]:
@@ -242,7 +245,7 @@ def _name_and_local_dir(run_dir: Path, local_dir: Path | None) -> tuple[str, Pat
     config = load_config(run_dir) if (run_dir / "config.yaml").is_file() else None
     local_dir = local_dir or (config.checkpoint.local_dir if config else None)
     if local_dir is None:
-        raise CheckpointError(f"{run_dir}: its config.yaml names no checkpoint.local_dir; give --local-dir")
+        raise CheckpointError(f"{run_dir}: its config.yaml sets no checkpoint.local_dir; pass --local-dir")
     return config.name if config else run_dir.absolute().name, local_dir
 
 

@@ -18,7 +18,7 @@ _MODEL_FIELDS = ("num_hidden_layers", "hidden_size", "n_routed_experts", "num_ex
 
 
 def local_steps(path: Path) -> list[Path]:
-    """The steps, newest first, in a directory that ranks wrote on a node's own disk; empty if it is none."""
+    """The steps, newest first, in a directory that ranks wrote on a node's own disk, or empty."""
     from glmforge.checkpoint import list_checkpoints
 
     candidates = [path] if is_checkpoint(path) else list_checkpoints(path)
@@ -71,7 +71,7 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def _tier(ephemeral: bool) -> str:
-    return "ephemeral" if ephemeral else "lasting"
+    return "ephemeral" if ephemeral else "permanent"
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -89,7 +89,7 @@ def checkpoints_of(path: Path) -> list[Path]:
 
     checkpoints = list_checkpoints(path / "checkpoints") or list_checkpoints(path)
     if not checkpoints:
-        raise CheckpointError(f"{path}: no checkpoints there; give a run directory or a step-... directory")
+        raise CheckpointError(f"{path}: contains no checkpoints; pass a run directory or a step-... directory")
     return checkpoints
 
 
@@ -153,7 +153,7 @@ def _facts(meta: "CheckpointMeta") -> list[tuple[str, str]]:
         ("tokenizer", meta.tokenizer_fingerprint),
         ("ranks", str(meta.world_size)),
         ("saved (UTC)", meta.created),
-        ("revision", meta.git_revision or "not from a git checkout"),
+        ("revision", meta.git_revision or "not a git checkout"),
         ("versions", ", ".join(f"{library} {version}" for library, version in meta.versions.items())),
     ]
 

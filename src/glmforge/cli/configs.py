@@ -15,7 +15,7 @@ app = typer.Typer(no_args_is_help=True, help="Configurations and examples that c
 
 @app.command("list")
 def list_configs(
-    as_json: Annotated[bool, typer.Option("--json", help="For a machine to read.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output (JSON).")] = False,
 ) -> None:
     """List them, with what each is.
 
@@ -38,8 +38,8 @@ def list_configs(
 
 @app.command("copy")
 def copy(
-    name: Annotated[str, typer.Argument(help="As 'glmforge configs list' shows it.")],
-    to: Annotated[Path, typer.Argument(metavar="DEST", help="A folder, or a new file's name.")],
+    name: Annotated[str, typer.Argument(help="Name from 'glmforge configs list'.")],
+    to: Annotated[Path, typer.Argument(metavar="DEST", help="Target directory or file name.")],
 ) -> None:
     """Copy one, to be changed: a configuration with those that it extends, an example's whole folder.
 

@@ -15,18 +15,18 @@ class _Name(StrEnum):
 
 
 _WHAT_HAPPENS = {
-    "save": "saves a checkpoint after the step that comes next",
-    "stop": "saves after the step that comes next and ends with status 0",
+    "save": "saves a checkpoint after the next step",
+    "stop": "saves after the next step and exits with status 0",
     "profile": "profiles {steps} step(s) on its first and last rank, into {profile}",
 }
 
 
 def control(
-    run: Annotated[Path, typer.Argument(help="The directory of a run that is training.")],
-    command: Annotated[_Name, typer.Argument(help="What it is to do.")],
-    steps: Annotated[int, typer.Option(min=1, help="With profile: how many steps.")] = 1,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until the run has taken the command.")] = False,
-    timeout: Annotated[float, typer.Option(min=0, help="With --wait: at most so many seconds.")] = 600.0,
+    run: Annotated[Path, typer.Argument(help="Directory of a running training run.")],
+    command: Annotated[_Name, typer.Argument(help="Command to send.")],
+    steps: Annotated[int, typer.Option(min=1, help="With profile: number of steps.")] = 1,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the run has accepted the command.")] = False,
+    timeout: Annotated[float, typer.Option(min=0, help="With --wait: timeout in seconds.")] = 600.0,
 ) -> None:
     """Tell a live run to save, stop or profile: it looks before each step.
 
@@ -57,7 +57,7 @@ def control(
 def _wait(run: Path, answered: int, timeout: float, console: Console) -> None:
     from glmforge.observe.control import REFUSED, ControlError, wait_for_answer
 
-    with console.status("waiting for the run to take it"):
+    with console.status("waiting for the run to accept it"):
         *_, answer = wait_for_answer(run, answered, timeout)
     assert answer is not None
     if answer["event"] == REFUSED:

@@ -9,21 +9,17 @@ import typer
 def demo(
     minutes: Annotated[
         float,
-        typer.Option(min=1.0, help="About how long it may take on two cores; more trains a better model."),
+        typer.Option(min=1.0, help="Approximate duration on two cores; more time trains a better model."),
     ] = 6.0,
     corpus: Annotated[
         Path | None,
-        typer.Option(help="Your own text: a file or a directory. Python's standard library by default."),
+        typer.Option(help="Your own text: a file or a directory. Default: Python's standard library."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where everything goes; an earlier demo there is replaced.")] = Path(
-        "runs/demo"
-    ),
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Settings of the pre-training to change: key.sub=value.")
-    ] = None,
+    out: Annotated[Path, typer.Option(help="Output directory; replaces an earlier demo there.")] = Path("runs/demo"),
+    overrides: Annotated[list[str] | None, typer.Argument(help="Pre-training overrides: key.sub=value.")] = None,
     sft: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="A setting of the fine-tuning to change; may be given several times."),
+        typer.Option(metavar="KEY=VALUE", help="Fine-tuning override: key.sub=value. Repeatable."),
     ] = None,
 ) -> None:
     """Train a small GLM-4.6-shaped model on this machine and talk to it.

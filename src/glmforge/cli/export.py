@@ -17,13 +17,13 @@ class Dtype(StrEnum):
 def export(
     source: Annotated[Path, typer.Argument(help="A run, a step of it (RUN@STEP), or one of its checkpoints.")],
     out: Annotated[Path, typer.Argument(help="The directory to write.")],
-    dtype: Annotated[Dtype, typer.Option(help="Type of the weights.")] = Dtype.bf16,
+    dtype: Annotated[Dtype, typer.Option(help="Dtype of the weights.")] = Dtype.bf16,
     mtp: Annotated[bool, typer.Option("--mtp/--no-mtp", help="Keep the multi-token-prediction layers.")] = True,
     duplicate_mtp_head: Annotated[
-        bool, typer.Option(help="Repeat embedding and head in the MTP layers, as GLM-4.5 does.")
+        bool, typer.Option(help="Copy embedding and head into the MTP layers, as GLM-4.5 does.")
     ] = False,
-    tokenizer: Annotated[Path | None, typer.Option(help="Instead of the run's own tokenizer.")] = None,
-    force: Annotated[bool, typer.Option(help="Replace an earlier export.")] = False,
+    tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer directory; default: the run's own.")] = None,
+    force: Annotated[bool, typer.Option(help="Overwrite an earlier export.")] = False,
 ) -> None:
     """Write a run's newest checkpoint for transformers, vLLM, SGLang or llama.cpp.
 

@@ -8,13 +8,15 @@ from rich.console import Console
 
 
 def fisher(
-    config: Annotated[str, typer.Argument(help="The YAML file of the run that is to start from these weights.")],
-    data: Annotated[Path, typer.Argument(help="A token shard (path without .bin) of text that is to be remembered.")],
+    config: Annotated[str, typer.Argument(help="YAML file of the run that will start from these weights.")],
+    data: Annotated[
+        Path, typer.Argument(help="Token shard (path without .bin) of text that the model should not forget.")
+    ],
     out: Annotated[Path, typer.Argument(help="The directory to write.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Settings to change: key.sub=value, any number of them.")
-    ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Rows of the first phase's seq_len, spread over the shard.")] = 512,
+    overrides: Annotated[list[str] | None, typer.Argument(help="Configuration overrides: key.sub=value ...")] = None,
+    rows: Annotated[
+        int, typer.Option(min=1, help="Number of rows of the first phase's seq_len, spread over the shard.")
+    ] = 512,
 ) -> None:
     """Measure the diagonal Fisher information of the weights in init_from, for regularization.ewc.
 
@@ -31,7 +33,7 @@ def fisher(
     """
     from glmforge.config import load_config
 
-    loaded = load_config(config, overrides or [])  # what is wrong in it is told before torch is imported
+    loaded = load_config(config, overrides or [])  # errors in it are reported before torch is imported
 
     from glmforge.observe.work_progress import work_progress
     from glmforge.recipes.fisher import write_fisher

@@ -41,44 +41,54 @@ class Options:
     """Those from `max_new_tokens` to `experts` are fields of `SamplingParams` of the same names."""
 
     model: Annotated[Path, typer.Argument(help="An export, a run, a step of it (RUN@STEP), or a checkpoint.")]
-    prompts: Annotated[Path | None, typer.Argument(help="A file with a JSON object per line.")] = None
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file of answers to write.")] = None
-    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Answer this text, on the screen.")] = None
-    control_tokens: Annotated[
-        bool, typer.Option(help="In --prompt, <|user|> and its kind are control tokens, not text.")
-    ] = False
-    max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.")] = 128
-    min_new_tokens: Annotated[int, typer.Option(help="Shortest answer, in tokens.")] = 0
-    temperature: Annotated[float, typer.Option(help="0 always picks the most likely token.")] = 0.0
-    top_p: Annotated[float, typer.Option(help="Sample from this share of the probability.")] = 1.0
-    top_k: Annotated[int, typer.Option(help="Sample from so many of the likeliest tokens; 0: from all.")] = 0
-    min_p: Annotated[float, typer.Option(help="Drop tokens less likely than this share of the likeliest.")] = 0.0
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: tokens that were there are less likely.")] = 1.0
-    frequency_penalty: Annotated[float, typer.Option(help="Off a logit for each time in the answer.")] = 0.0
-    presence_penalty: Annotated[float, typer.Option(help="Off a logit if it is in the answer.")] = 0.0
-    logit_bias: Annotated[list[str] | None, typer.Option(help="TOKEN=NUMBER, added to the token's logit.")] = None
-    banned_tokens: Annotated[list[int] | None, typer.Option(help="A token that is never chosen.")] = None
-    first_tokens: Annotated[list[int] | None, typer.Option(help="A token that may be the first one.")] = None
-    seed: Annotated[int | None, typer.Option(help="Same seed, same answers.")] = None
-    num_samples: Annotated[int, typer.Option("--num-samples", "-n", help="Answers to each prompt.")] = 1
-    stop_ids: Annotated[list[int] | None, typer.Option(help="A token that ends an answer.")] = None
-    stop: Annotated[list[str] | None, typer.Option(help="A text that ends an answer.")] = None
-    logprobs: Annotated[int | None, typer.Option(help="Log-probabilities of so many tokens at each place.")] = None
-    prompt_logprobs: Annotated[bool, typer.Option(help="Log-probabilities of the prompts' tokens.")] = False
-    experts: Annotated[bool, typer.Option(help="The experts that each token chose, in a file of answers.")] = False
+    prompts: Annotated[Path | None, typer.Argument(help="Prompts: a file with one JSON object per line.")] = None
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Output file for the answers.")] = None
+    prompt: Annotated[str | None, typer.Option("--prompt", "-p", help="Answer this prompt on the terminal.")] = None
+    control_tokens: Annotated[bool, typer.Option(help="Parse control tokens such as <|user|> in --prompt.")] = False
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate.")] = 128
+    min_new_tokens: Annotated[int, typer.Option(help="Fewest tokens to generate.")] = 0
+    temperature: Annotated[float, typer.Option(help="0: greedy decoding.")] = 0.0
+    top_p: Annotated[float, typer.Option(help="Nucleus sampling: total probability of the tokens to sample from.")] = (
+        1.0
+    )
+    top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0: from all.")] = 0
+    min_p: Annotated[
+        float, typer.Option(help="min-p: drop tokens less likely than this fraction of the most likely one.")
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float, typer.Option(help="Above 1: make tokens that already occurred less likely.")
+    ] = 1.0
+    frequency_penalty: Annotated[
+        float, typer.Option(help="Subtracted from a token's logit per occurrence in the answer.")
+    ] = 0.0
+    presence_penalty: Annotated[
+        float, typer.Option(help="Subtracted from a token's logit if it occurs in the answer.")
+    ] = 0.0
+    logit_bias: Annotated[list[str] | None, typer.Option(help="TOKEN=NUMBER: added to the token's logit.")] = None
+    banned_tokens: Annotated[list[int] | None, typer.Option(help="Token that is never generated.")] = None
+    first_tokens: Annotated[list[int] | None, typer.Option(help="Token that may come first.")] = None
+    seed: Annotated[int | None, typer.Option(help="Random seed; the same seed gives the same answers.")] = None
+    num_samples: Annotated[int, typer.Option("--num-samples", "-n", help="Answers per prompt.")] = 1
+    stop_ids: Annotated[list[int] | None, typer.Option(help="Token that ends an answer.")] = None
+    stop: Annotated[list[str] | None, typer.Option(help="Text that ends an answer.")] = None
+    logprobs: Annotated[int | None, typer.Option(help="Number of log-probabilities per token.")] = None
+    prompt_logprobs: Annotated[bool, typer.Option(help="Also record log-probabilities of the prompt tokens.")] = False
+    experts: Annotated[bool, typer.Option(help="Record the experts of each token in the answer file.")] = False
     json_schema: Annotated[
-        str | None, typer.Option(metavar="FILE|JSON", help="Answers are JSON of this schema: a file, or '{...}'.")
+        str | None, typer.Option(metavar="FILE|JSON", help="Constrain answers to this JSON schema: a file, or '{...}'.")
     ] = None
-    grammar: Annotated[Path | None, typer.Option(help="A file: answers are texts of this grammar (Lark's).")] = None
-    dtype: Annotated[Dtype | None, typer.Option(help="Compute in this type instead of the stored one.")] = None
-    device: Annotated[str, typer.Option(help="Where the model goes, such as cuda.")] = "cpu"
-    cache_gib: Annotated[float, typer.Option(min=0.0, help="Memory for keys and values, in GiB.")] = 0.25
-    max_sequences: Annotated[int, typer.Option(min=1, help="So many answers grow at the same time.")] = 64
-    max_step_tokens: Annotated[int, typer.Option(min=1, help="So many tokens are computed in a step.")] = 512
-    drafter: Annotated[Drafter | None, typer.Option(help="Who drafts tokens; the answers stay the same.")] = None
-    num_drafts: Annotated[int, typer.Option(min=1, help="So many tokens are drafted at a time.")] = 2
-    tokenizer: Annotated[Path | None, typer.Option(help="Instead of the model's own tokenizer.")] = None
-    force: Annotated[bool, typer.Option(help="Replace an earlier file of answers.")] = False
+    grammar: Annotated[Path | None, typer.Option(help="Constrain answers to this Lark grammar (a file).")] = None
+    dtype: Annotated[Dtype | None, typer.Option(help="Compute dtype; default: the stored one.")] = None
+    device: Annotated[str, typer.Option(help="Device, such as cuda.")] = "cpu"
+    cache_gib: Annotated[float, typer.Option(min=0.0, help="Memory for the KV cache, in GiB.")] = 0.25
+    max_sequences: Annotated[int, typer.Option(min=1, help="Most answers generated concurrently.")] = 64
+    max_step_tokens: Annotated[int, typer.Option(min=1, help="Most tokens computed per step.")] = 512
+    drafter: Annotated[
+        Drafter | None, typer.Option(help="Speculative decoding: what drafts tokens; answers are unchanged.")
+    ] = None
+    num_drafts: Annotated[int, typer.Option(min=1, help="Tokens drafted at a time.")] = 2
+    tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer directory; default: the model's own.")] = None
+    force: Annotated[bool, typer.Option(help="Overwrite an earlier answer file.")] = False
 
 
 @takes(Options)
@@ -96,13 +106,13 @@ def generate(options: Options) -> None:
         glmforge generate runs/demo --prompt "def main():" --max-new-tokens 64
     """
     if (options.prompts is None) == (options.prompt is None):
-        raise typer.BadParameter("give a file of prompts, or one with --prompt", param_hint="PROMPTS")
+        raise typer.BadParameter("pass a file of prompts or --prompt", param_hint="PROMPTS")
     if options.prompts is None and options.experts:
-        raise typer.BadParameter("goes with a file of prompts; their answers hold it", param_hint="--experts")
+        raise typer.BadParameter("only applies to a file of prompts", param_hint="--experts")
     if options.prompts is not None and options.control_tokens:
-        raise typer.BadParameter("goes with --prompt; in a file, a line says it", param_hint="--control-tokens")
+        raise typer.BadParameter("only applies to --prompt; in a file, set it per line", param_hint="--control-tokens")
     if (options.prompts is None) != (options.out is None):
-        raise typer.BadParameter("goes with a file of prompts, to say where their answers go", param_hint="--out")
+        raise typer.BadParameter("only applies to a file of prompts", param_hint="--out")
     params = _params(options)
     engine = _engine(options)
     if options.prompts is None:
@@ -167,12 +177,12 @@ def _engine(options: Options) -> "Engine":
 
 def _cache_bytes(gib: float) -> int:
     if not 1 <= gib * 2**30 < 2**63:
-        raise typer.BadParameter(f"{gib:g} GiB hold no cache; the default is 0.25", param_hint="--cache-gib")
+        raise typer.BadParameter(f"{gib:g} GiB is too small for a cache; the default is 0.25", param_hint="--cache-gib")
     return int(gib * 2**30)
 
 
 def _answer_one(engine: "Engine", text: str, params: "SamplingParams", *, control_tokens: bool) -> None:
-    """Print the answer as it comes, several ones when all are there; and log-probabilities, if they are asked for."""
+    """Print the answer as it comes, several ones when all are there; and log-probabilities, if they are requested."""
     from glmforge.deploy.chat import tokenizer_of
 
     def show(text: str) -> None:
@@ -223,4 +233,4 @@ def _answer_file(engine: "Engine", options: Options, params: "SamplingParams") -
     if answered.failed:
         lines = ", ".join(map(str, answered.failed[:20])) + (" ..." if len(answered.failed) > 20 else "")
         number = counted(len(answered.failed), "line")
-        raise GlmforgeError(f"{options.prompts}: {number} without an answer ({lines}): see the errors there")
+        raise GlmforgeError(f"{options.prompts}: {number} without an answer ({lines}); see their errors there")

@@ -8,28 +8,28 @@ from rich.console import Console
 
 
 def init(
-    file: Annotated[Path, typer.Argument(help="The YAML file to write; the run gets its name.")],
-    tokenizer: Annotated[Path, typer.Option(help="Directory that 'glmforge data tokenizer' wrote.")],
+    file: Annotated[Path, typer.Argument(help="YAML file to write; also names the run.")],
+    tokenizer: Annotated[Path, typer.Option(help="Tokenizer directory, from 'glmforge data tokenizer'.")],
     data: Annotated[
         list[Path],
-        typer.Option(metavar="PREFIX", help="Token shard that 'glmforge data tokenize' wrote; again for several."),
+        typer.Option(metavar="PREFIX", help="Token shard, from 'glmforge data tokenize'. Repeatable."),
     ],
     held_out: Annotated[
         list[Path] | None,
-        typer.Option(metavar="PREFIX", help="Shard to evaluate on.", show_default="PREFIX-held-out, if it is there"),
+        typer.Option(metavar="PREFIX", help="Held-out shard.", show_default="PREFIX-held-out, if it exists"),
     ] = None,
     model: Annotated[
         str | None,
         typer.Option(help="Preset to start from.", show_default="small_1b on a GPU, demo elsewhere"),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0.1, help="How long training may take on this machine; measures a step.")
+        float | None, typer.Option(min=0.1, help="Training time on this machine; measures a step.")
     ] = None,
     tokens: Annotated[
         float | None,
-        typer.Option(min=1, help="How much to train.", show_default="4 epochs, or 20 tokens per parameter"),
+        typer.Option(min=1, help="Training tokens.", show_default="4 epochs, or 20 tokens per parameter"),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing output.")] = False,
 ) -> None:
     """Write the configuration of a run that fits a tokenizer, token shards and this machine.
 
@@ -47,7 +47,7 @@ def init(
     from glmforge.recipes.new_run import NewRunOptions, new_run
 
     if file.suffix not in (".yaml", ".yml"):
-        raise ConfigError(f"{file}: the name of a configuration ends in .yaml")
+        raise ConfigError(f"{file}: must end in .yaml")
     refuse_unwritable(file, force)
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     if minutes is not None:
@@ -60,7 +60,7 @@ def init(
         needed = made.step_seconds * steps
         console.print(f"about {format_duration(needed)} on this machine, {made.step_seconds:.2f} s a step")
         if minutes is not None and needed < 45 * minutes:
-            console.print("more time would not help: the text is small. More text makes a better model")
+            console.print("more time would not help, because the text is small; more text makes a better model")
     if not made.held_out:
         console.print("no held-out text: 'glmforge data tokenize --held-out 0.01' sets some aside to evaluate on")
     run = made.config.output_dir

@@ -9,12 +9,12 @@ from rich.console import Console
 
 from glmforge.cli.tables import print_table, table
 
-app = typer.Typer(no_args_is_help=True, help="Look at model configurations.")
+app = typer.Typer(no_args_is_help=True, help="Show model configurations.")
 
 
 @app.callback()
 def _group() -> None:
-    """Look at model configurations."""
+    """Show model configurations."""
 
 
 @app.command()
@@ -27,7 +27,7 @@ def show(
         str | None,
         typer.Option(
             metavar="rank=16,target=q_proj+v_proj",
-            help="Also count adapters of this rank on these maps (also experts, shared_experts, self_attn, mlp).",
+            help="Also count adapters of this rank on these layers (also experts, shared_experts, self_attn, mlp).",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,

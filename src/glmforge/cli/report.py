@@ -7,11 +7,9 @@ import typer
 
 
 def report(
-    run: Annotated[Path, typer.Argument(help="The directory of a run.")],
-    out: Annotated[Path | None, typer.Option(help="Where to write; report.html in the run by default.")] = None,
-    overfitting: Annotated[
-        bool, typer.Option("--overfitting", help="Compare training and held-out loss on the terminal.")
-    ] = False,
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    out: Annotated[Path | None, typer.Option(help="Output file; default: report.html in the run directory.")] = None,
+    overfitting: Annotated[bool, typer.Option("--overfitting", help="Print training and held-out loss.")] = False,
     export_logs: Annotated[
         Path | None,
         typer.Option(help="Write train_log.jsonl, eval_log.jsonl and expert_usage.jsonl to this directory."),
@@ -56,7 +54,7 @@ def _print_overfitting(run: Path) -> None:
     log, console = read_run(run), Console()
     findings = find_overfitting(log)
     if not findings:
-        typer.echo(f"{run}: has no evaluations in the course of training; set observe.evaluate_every")
+        typer.echo(f"{run}: has no evaluations during training; set observe.evaluate_every")
         return
     given = overfitting_table(findings)
     rows = make_table(*(column.title.lower() for column in given.columns))

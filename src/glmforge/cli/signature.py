@@ -8,7 +8,7 @@ from typing import Any, get_type_hints
 
 
 def takes(options: type[Any]) -> Callable[[Callable[[Any], None]], Callable[..., None]]:
-    """Make a command for Typer of a function of one `options`, a dataclass with fields as Typer wants parameters."""
+    """Make a command for Typer of a function of one `options`, a dataclass with fields as Typer expects parameters."""
 
     def make_command(function: Callable[[Any], None]) -> Callable[..., None]:
         @wraps(function)

@@ -1,4 +1,4 @@
-"""Text that a model or a stranger wrote, on its way to whoever asked for it."""
+"""Untrusted text (from a model or a file) for the terminal."""
 
 import sys
 

@@ -10,31 +10,29 @@ from typer.core import TyperCommand
 
 
 class NamesStages(TyperCommand):
-    """A command whose help ends with the stages that a run can train. They are looked up when help is asked for."""
+    """A command whose help ends with the stages that a run can train. They are looked up when help is requested."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         from glmforge.config.stage import stage_lines
 
-        self.epilog = "\n\n".join(["Stages, as CONFIG says them (stage: NAME):", *stage_lines()])
+        self.epilog = "\n\n".join(["Stages (set in CONFIG as stage: NAME):", *stage_lines()])
         super().format_help(ctx, formatter)
 
 
 def train(
     config: Annotated[str, typer.Argument(help="A run's YAML file, or the name of a packaged run.")],
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Settings to change: key.sub=value, any number of them.")
-    ] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="Configuration overrides: key.sub=value ...")] = None,
     from_step: Annotated[
         int | None,
         typer.Option(
             "--from",
             min=0,
             metavar="STEP",
-            help="Resume from the checkpoint of this step and keep later ones aside: fault_tolerance.resume=step-STEP.",
+            help="Resume from this step and set later checkpoints aside; short for fault_tolerance.resume=step-STEP.",
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Begin a run that by plan does not fit the memory at hand.")
+        bool, typer.Option("--force", help="Start even if the plan says that the run does not fit into memory.")
     ] = False,
 ) -> None:
     """Train a model as CONFIG says; the same command again resumes from the last checkpoint.
@@ -58,8 +56,8 @@ def train(
     from glmforge.runtime.launch import LaunchEnvironment
 
     end_with_torchrun()
-    speaks = LaunchEnvironment.read().is_main
-    with ends_at_once("interrupted; the same command resumes from the last checkpoint, if there is one", speaks=speaks):
+    is_main = LaunchEnvironment.read().is_main
+    with ends_at_once("interrupted; run it again to resume from the last checkpoint, if there is one", speaks=is_main):
         chosen = [] if from_step is None else [f"fault_tolerance.resume=step-{from_step}"]
         _train(config, [*(overrides or []), *chosen], force=force)
 
@@ -67,7 +65,7 @@ def train(
 def _train(config: str, overrides: list[str], *, force: bool) -> None:
     from glmforge.config import load_config
 
-    loaded = load_config(config, overrides)  # what is wrong in it is told before torch is imported
+    loaded = load_config(config, overrides)  # errors in it are reported before torch is imported
 
     from glmforge.observe.units import counted
     from glmforge.runtime.launch import LaunchEnvironment
@@ -84,9 +82,9 @@ def _train(config: str, overrides: list[str], *, force: bool) -> None:
     console = Console(stderr=True, quiet=not LaunchEnvironment.read().is_main, soft_wrap=True)
     try:
         state = run(loaded, force=force)
-    except Preempted as told:
-        console.print(f"glmforge: {told}", highlight=False)
-        raise typer.Exit(told.exit_code) from None
+    except Preempted as stop:
+        console.print(f"glmforge: {stop}", highlight=False)
+        raise typer.Exit(stop.exit_code) from None
     directory: Path = loaded.output_dir
     ending = f", stopped: {state.stopped}" if state.stopped else "" if state.is_done else ", stopped on request"
     console.print(

@@ -2,7 +2,7 @@
 
 A map W [out, in] gets A [rank, in] and B [out, rank] beside it and computes W x + scaling B A x. Every published linear
 map is one of its own: gate and up projection, and those of every expert; experts' adapters are stacked as their weights
-are. `experts.gate_up_proj` adapts the packed matrix as one map instead, as PEFT does where it is told the parameter's
+are. `experts.gate_up_proj` adapts the packed matrix as one map instead, as PEFT does when given the parameter's
 name. Only layers of the trunk are adapted; a layer for multi-token prediction stays as it was trained.
 
 Adapters are named as PEFT's files name them, `<map>.lora_A.weight`; those of packed experts, which PEFT keeps in another
@@ -236,7 +236,7 @@ def _saved(table: ParameterTable, model: ModelConfig, lora: LoraConfig) -> set[s
         saved |= named
     if both := saved & {one.row.name for one in adapted_maps(model, lora)}:
         raise WrongTargetError(
-            "modules_to_save", f"{min(both)} is trained whole and has an adapter: take it out here, or out of targets"
+            "modules_to_save", f"{min(both)} is trained whole and has an adapter; remove it here or from targets"
         )
     return saved
 
@@ -247,24 +247,24 @@ def _check_maps(maps: Sequence[LinearMap], model: ModelConfig, lora: LoraConfig)
         packed = f"{one.owner}.{PACKED}"
         if one.kind == "experts" and one.name != packed and one.row.num_fused > 1 and packed in names:
             raise WrongTargetError(
-                "targets", f"'{PACKED}' is gate and up projection of the experts together: name it or '{one.key}'"
+                "targets", f"'{PACKED}' holds both gate and up projection of the experts; name it or '{one.key}'"
             )
     odd = next((one for one in maps if one.kind != "linear"), None)
     if lora.dora and odd is not None:
         raise WrongTargetError(
             "dora",
-            f"is for linear maps of attention and MLP, and targets have {odd.name}: norms of its adapted rows would "
-            "be computed anew in every step; leave it out of targets, or set dora to false",
+            f"supports the linear layers of attention and MLP only, and targets name {odd.name}: the norms of its "
+            "adapted rows would be recomputed in every step; remove it from targets, or set dora to false",
         )
     if lora.dropout and odd is not None:
         raise WrongTargetError(
             "dropout",
-            f"is for linear maps of attention and MLP, and targets have {odd.name}, whose tokens come without the "
-            "numbers that masks are made of; set it to 0, or leave that out of targets",
+            f"supports the linear layers of attention and MLP only, and targets name {odd.name}, whose tokens carry "
+            f"no numbers to make masks from; set it to 0, or remove {odd.name} from targets",
         )
     if model.tie_word_embeddings and any(one.kind == "embedding" for one in maps):
         raise WrongTargetError(
-            "targets", "embed_tokens is the head's weight too (model.tie_word_embeddings): leave it out"
+            "targets", "embed_tokens is also the head's weight (model.tie_word_embeddings); remove it"
         )
 
 
@@ -278,4 +278,4 @@ def _vocabulary(maps: Sequence[LinearMap]) -> list[str]:
 def _no_match(word: str, known: Sequence[str]) -> str:
     near = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
     nearest = ", ".join(f"'{name}'" for name in near or known[:6])
-    return f"{shown(repr(word))} matches nothing of the model; nearest: {nearest}"
+    return f"{shown(repr(word))} matches no module of the model; nearest: {nearest}"

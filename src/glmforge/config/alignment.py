@@ -1,6 +1,6 @@
 """Widths that a GPU's kernels can work on.
 
-CUDA's grouped matrix product, which runs the experts, wants rows that begin at multiples of 16 bytes, and
+CUDA's grouped matrix product, which runs the experts, needs rows that begin at multiples of 16 bytes, and
 FlashAttention heads of a multiple of 8 numbers. Both say so only when they are called, in words that name no field.
 Tensor parallelism changes none of these widths: it cuts heads and dense layers, and experts lie whole on a rank.
 """

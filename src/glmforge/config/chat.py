@@ -16,26 +16,26 @@ def is_conversation_file(path: Path) -> bool:
 
 
 class ChatConfig(Strict):
-    """What of a conversation is learnt, and what happens to records that are wrong or too long."""
+    """Which parts of a conversation are trained on, and what happens to records that are wrong or too long."""
 
     turns: Literal["all", "last"] = Field(
         default="all",
-        description="which turns of the assistant are learnt; a message's own loss_weight overrides it",
+        description="which assistant turns are trained on; a message's loss_weight overrides it",
     )
     thinking: Literal["auto", "on", "off"] = Field(
         default="auto",
-        description="off renders questions with /nothink and leaves reasoning out, on as the model is asked to think; "
-        "auto is on for conversations that have reasoning somewhere",
+        description="off: /nothink in the prompts, reasoning dropped; on: thinking prompts; auto: on for "
+        "conversations that contain reasoning",
     )
     max_tokens: PositiveInt | None = Field(
         default=None,
-        description="longest conversation. None: in a run the shortest seq_len of the phases that draw from the "
-        "source, elsewhere no limit",
+        description="longest conversation, in tokens. None: the shortest seq_len of the phases that draw from the "
+        "source; outside a run no limit",
     )
     overlong: Literal["refuse", "drop", "cut"] = Field(
         default="refuse",
-        description="what to do with a longer one: refuse the file, leave it out, or keep the turns that fit",
+        description="what to do with longer conversations: refuse the file, drop them, or keep the turns that fit",
     )
     max_wrong: NonNegativeInt = Field(
-        default=0, description="how many wrong records may be left out; one more refuses the file"
+        default=0, description="how many invalid records may be skipped before the file is refused"
     )

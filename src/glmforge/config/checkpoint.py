@@ -9,36 +9,40 @@ from glmforge.config.model import Strict, refuse
 
 
 class CheckpointConfig(Strict):
-    """Two tiers: lasting checkpoints in the run's directory, and ephemeral ones to lose as few steps as possible."""
+    """Two tiers: permanent checkpoints in the run's directory, and ephemeral ones to lose as few steps as possible."""
 
     dir: YamlPath | None = Field(
         default=None,
-        description="where lasting checkpoints are written, of this run alone, on storage that all nodes share; "
-        "<output_dir>/checkpoints becomes a link there. None is that directory itself",
+        description="where permanent checkpoints are written: a directory for this run alone, on storage that all "
+        "nodes share; <output_dir>/checkpoints becomes a link to it. None: <output_dir>/checkpoints itself",
     )
-    every_steps: PositiveInt | None = Field(default=None, description="lasting checkpoints; None: only the final one")
-    keep_last: PositiveInt = Field(default=3, description="lasting checkpoints that are kept")
+    every_steps: PositiveInt | None = Field(
+        default=None, description="steps between permanent checkpoints; None: only the final one"
+    )
+    keep_last: PositiveInt = Field(default=3, description="permanent checkpoints to keep")
     keep_every_steps: PositiveInt | None = Field(default=None, description="these are never deleted")
     save_final: bool = True
-    ephemeral_every_steps: PositiveInt | None = Field(default=None, description="ephemeral checkpoints; None: none")
-    keep_ephemeral: PositiveInt = Field(default=2, description="ephemeral checkpoints that are kept")
+    ephemeral_every_steps: PositiveInt | None = Field(
+        default=None, description="steps between ephemeral checkpoints; None: no ephemeral checkpoints"
+    )
+    keep_ephemeral: PositiveInt = Field(default=2, description="ephemeral checkpoints to keep")
     mode: Literal["full", "lite"] = Field(
         default="full",
-        description="of a run with adapters: full has optimizer states and generators and resumes exactly; lite has "
-        "weights and position, and moments begin anew",
+        description="for runs with adapters. full: with optimizer states and RNG, resumes exactly; lite: weights and "
+        "data position only, optimizer moments restart",
     )
     local_dir: YamlPath | None = Field(
         default=None,
-        description="directory on each node's own disk where every checkpoint is written first; lasting ones are then "
-        "copied to the run's directory in the background; ephemeral ones, and those of adapters, stay. None writes "
-        "to the run's directory",
+        description="directory on each node's local disk where every checkpoint is written first. Permanent ones are "
+        "then copied to the run's directory in the background; ephemeral and adapter checkpoints stay local. None: "
+        "write to the run's directory",
     )
     background: bool = Field(
         default=True, description="training waits for a copy in memory only; false waits until everything is on disk"
     )
     verify_after_save: bool = Field(default=True, description="read each checkpoint back and compare checksums")
     max_failed_saves: NonNegativeInt = Field(
-        default=3, description="saves in a row that may fail (on a full disk, say) before the run stops"
+        default=3, description="consecutive saves that may fail (such as on a full disk) before the run stops"
     )
 
     @model_validator(mode="after")
@@ -47,6 +51,6 @@ class CheckpointConfig(Strict):
         if often is not None and rarely is not None and often >= rarely:
             refuse(
                 "ephemeral_every_steps",
-                f"{often} is not more often than every_steps = {rarely}; make it smaller, or leave it out",
+                f"{often} must be less than every_steps = {rarely}; lower it or remove it",
             )
         return self

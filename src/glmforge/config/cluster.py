@@ -56,20 +56,20 @@ class SlurmConfig(Strict):
 class SshConfig(Strict):
     """How machines are reached. Host keys are always checked; see `glmforge cluster setup`."""
 
-    command: str = Field(default="ssh", description='with options of your own: "ssh -F cluster.conf"')
+    command: str = Field(default="ssh", description='with options: "ssh -F cluster.conf"')
     user: Word | None = Field(default=None, description="None: as ssh's configuration says")
     port: Port | None = Field(default=None, description="None: as ssh's configuration says")
     identity: YamlPath | None = Field(default=None, description="private key; None: as ssh's configuration says")
     known_hosts: YamlPath | None = Field(default=None, description="None: ssh's own files")
     connect_timeout_s: PositiveInt = 20
-    at_once: PositiveInt = Field(default=64, le=1024, description="machines that are asked at the same time")
+    at_once: PositiveInt = Field(default=64, le=1024, description="hosts contacted at the same time")
 
 
 class MonitoringConfig(Strict):
     """Services that should answer on every node, and one that collects from them."""
 
-    node_exporter_port: Port | None = Field(default=None, description="None: it is not used")
-    dcgm_exporter_port: Port | None = Field(default=None, description="None: it is not used")
+    node_exporter_port: Port | None = Field(default=None, description="None: not checked")
+    dcgm_exporter_port: Port | None = Field(default=None, description="None: not checked")
     prometheus: Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+(/\S*)?$")] | None = Field(
         default=None, description="its address, as in http://head:9090"
     )
@@ -83,34 +83,32 @@ class ClusterConfig(Strict):
     hostfile: YamlPath | None = Field(default=None, description="one host per line, with slots=N")
     slurm: SlurmConfig | None = Field(default=None, description="the nodes of a Slurm partition")
     gpus_per_node: NonNegativeInt = Field(default=8, le=64)
-    network: Network | None = Field(default=None, description="between nodes; None: what each node is found to have")
-    interface: Interface | None = Field(default=None, description="of TCP, such as eth0; None: that of the route")
-    infiniband: list[Interface] = Field(default=[], description="devices such as mlx5_0; none: all that are found")
-    master_addr: str | None = Field(default=None, description="where ranks meet; None: the first node")
+    network: Network | None = Field(default=None, description="between nodes; None: detected on each node")
+    interface: Interface | None = Field(default=None, description="for TCP, such as eth0; None: from the route")
+    infiniband: list[Interface] = Field(default=[], description="devices such as mlx5_0; empty: all detected ones")
+    master_addr: str | None = Field(default=None, description="rendezvous host; None: the first node")
     master_port: Port = 29_500
-    local_path: NodePath | None = Field(default=None, description="fast disk of each node's own")
+    local_path: NodePath | None = Field(default=None, description="fast local disk of each node")
     shared_path: NodePath | None = Field(default=None, description="storage that all nodes share")
     data_paths: list[NodePath] = Field(default=[], description="token shards and weights that every node reads")
     checkpoint_path: NodePath | None = Field(default=None, description="None: shared_path")
     planned_checkpoint_gb: PositiveFloat | None = Field(
-        default=None, description="room that the run's checkpoints need, as 'glmforge plan' says"
+        default=None, description="space that the run's checkpoints need; see 'glmforge plan'"
     )
     python: str = Field(
         default_factory=lambda: sys.executable,
-        description="of the nodes, with glmforge; by default the one that runs this command, at the same path",
+        description="on the nodes, with glmforge installed; default: the interpreter of this command, at the same path",
     )
     ssh: SshConfig = SshConfig()
     monitoring: MonitoringConfig = MonitoringConfig()
     thresholds: dict[str, float] = Field(
         default={}, description="limits of checks; 'glmforge cluster check --list' names them"
     )
-    expected: dict[str, str] = Field(
-        default={}, description="versions that must be the same everywhere, such as torch: 2.11.0"
-    )
+    expected: dict[str, str] = Field(default={}, description="versions required on all nodes, such as torch: 2.11.0")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         named = [name for name in ("nodes", "hostfile", "slurm") if getattr(self, name) is not None]
         if len(named) > 1:
-            refuse(named[1], f"{named[0]} says already which machines there are; keep one of them")
+            refuse(named[1], f"{named[0]} also names the machines; keep one of the two")
         return self

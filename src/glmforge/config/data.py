@@ -17,11 +17,13 @@ class SourceConfig(Strict):
         description="prefix of the .bin and .idx files; or a file of conversations (.jsonl, .json, .parquet), which is "
         "encoded once and kept"
     )
-    weight: PositiveFloat = Field(default=1.0, description="share of the tokens, relative to the other sources")
+    weight: PositiveFloat = Field(
+        default=1.0, description="share of the tokens, relative to the other sources' weights' weights"
+    )
     max_epochs: PositiveFloat | None = Field(
         default=None,
-        description="how often the whole run may go through the source; what its weight asks for beyond that goes to "
-        "the other sources in proportion. None: no limit",
+        description="most epochs of this source in the whole run; its share beyond that goes to the other sources in "
+        "proportion. None: no limit",
     )
     code: bool = Field(default=False, description="source code: a phase's fim_rate rearranges its documents")
     chat: ChatConfig | None = Field(
@@ -37,11 +39,9 @@ class SourceConfig(Strict):
     @model_validator(mode="after")
     def _check_chat(self) -> Self:
         if self.chat is not None and not self.is_conversations:
-            refuse(
-                "chat", f"is for files of conversations, and '{self.path}' is the prefix of a token shard; remove it"
-            )
+            refuse("chat", f"applies to conversation files, and '{self.path}' is a token shard; remove it")
         if self.code and self.is_conversations:
-            refuse("code", f"conversations ('{self.path}') are not rearranged; set it to false")
+            refuse("code", f"fill-in-the-middle does not apply to conversations ('{self.path}'); set it to false")
         return self
 
 
@@ -51,18 +51,20 @@ class DataConfig(Strict):
     tokenizer: YamlPath = Field(description="directory written by 'glmforge data tokenizer'")
     sources: list[SourceConfig] = Field(min_length=1)
     held_out: list[SourceConfig] = Field(default=[], description="never trained on; weights are not used")
-    num_workers: NonNegativeInt = Field(default=0, description="reading processes; 0 reads in the trainer's own")
-    prefetch: PositiveInt = Field(default=2, description="batches that each reading process prepares ahead")
-    pin_memory: bool = Field(default=True, description="batches in page-locked memory, where there is a GPU")
+    num_workers: NonNegativeInt = Field(
+        default=0, description="worker processes that read data; 0: read in the trainer's process"
+    )
+    prefetch: PositiveInt = Field(default=2, description="batches that each worker prefetches")
+    pin_memory: bool = Field(default=True, description="pin batches in memory if there is a GPU")
     cache_dir: YamlPath | None = Field(
         default=None,
-        description="directory on each node's own disk that shards are copied to first; None reads them in place",
+        description="directory on each node's local disk that shards are copied to first; None: read in place",
     )
     packing_dir: YamlPath | None = Field(
-        default=None, description="where best-fit packings are stored; None stores each beside its shard"
+        default=None, description="where best-fit packings are stored; None: beside the shard"
     )
     encoded_dir: YamlPath | None = Field(
-        default=None, description="where encoded conversations are kept; None keeps those of a file beside it"
+        default=None, description="where encoded conversations are cached; None: beside the file"
     )
 
     @model_validator(mode="after")

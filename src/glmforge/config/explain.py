@@ -57,12 +57,12 @@ def explain(error: ValidationError, cls: type[Strict], tree: Node) -> str:
         place = mistake.place if not _LINE.search(mistake.place) else f"{number}"
         lines[place] = f"{lines[place]}; {mistake._replace(place='')}" if place in lines else str(mistake)
     if len(found) > _MAX_MISTAKES:
-        lines["more"] = f"{found[0].place}: and more like these; the first {_MAX_MISTAKES} are shown"
+        lines["more"] = f"{found[0].place}: more errors; the first {_MAX_MISTAKES} are shown"
     return "\n".join(map(escaped, lines.values()))  # names come from the file as they are
 
 
 def suggest(name: str, valid: Iterable[str]) -> str:
-    """What else a name may be that is none of `valid`: the nearest of them, or all."""
+    """Suggestions for a name that is not in `valid`: the nearest, or all."""
     names = list(valid)
     near = difflib.get_close_matches(name, names, 1)
     return f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names)}"

@@ -9,13 +9,15 @@ from glmforge.config.model import Strict
 
 
 class SpikeConfig(Strict):
-    """After a loss spike go back to a checkpoint before it and leave out the batches of the spike."""
+    """After a loss spike go back to a checkpoint before it and omit the batches of the spike."""
 
-    window: int = Field(default=128, ge=8, description="steps that the loss is compared with")
+    window: int = Field(default=128, ge=8, description="window of window of steps that the loss is compared with")
     threshold: PositiveFloat = Field(
-        default=10.0, description="robust standard deviations (from the median absolute deviation) above their median"
+        default=10.0,
+        description="threshold: robust standard deviations (from the median absolute deviation) above "
+        "the window's median",
     )
-    patience: PositiveInt = Field(default=3, description="steps in a row above it that make a spike")
+    patience: PositiveInt = Field(default=3, description="consecutive steps above the threshold that count as a spike")
     max_rollbacks: PositiveInt = Field(default=5, description="of a run, before it stops")
 
 
@@ -24,26 +26,26 @@ class FaultToleranceConfig(Strict):
 
     resume: str = Field(
         default="auto",
-        description="auto resumes from the newest whole checkpoint; never refuses a directory that has any; step-900 "
-        "resumes from that of step 900 and keeps later ones aside, once: started again, the run goes on from its "
-        "newest",
+        description="auto: resume from the newest complete checkpoint. never: refuse a directory that has "
+        "checkpoints. step-900: resume from step 900 and set later checkpoints aside; applies once, the next start "
+        "resumes from the newest",
     )
     max_nonfinite_steps: NonNegativeInt = Field(
         default=0,
         description="consecutive steps with a non-finite loss or gradient to skip before the run stops",
     )
-    spikes: SpikeConfig | None = Field(default=None, description="None never goes back")
+    spikes: SpikeConfig | None = Field(default=None, description="None: no rollback")
     hang_timeout_s: PositiveFloat | None = Field(
         default=540.0,
-        description="a rank without a sign of progress, its own or of a rank that is busy (trainer.alive), for so long "
-        "writes all stacks to the run's directory and ends; less than parallel.process_group_timeout_s, which leaves "
-        "none. None: never",
+        description="seconds without progress of this rank, or of any busy rank (trainer.alive), after which a rank "
+        "writes all stacks to the run's directory and exits; must be less than parallel.process_group_timeout_s, "
+        "which writes no stacks. None: off",
     )
-    min_nodes: PositiveInt = Field(default=1, description="the run continues on no fewer nodes than this")
+    min_nodes: PositiveInt = Field(default=1, description="fewest nodes the run continues on")
     lock_lease_s: PositiveFloat = Field(
         default=60.0,
-        description="the run's directory is free again when its holder on another machine gave no sign of life for so "
-        "long; longer than the storage needs to show one machine what another one writes",
+        description="seconds without a heartbeat after which the run lock of another machine expires; must exceed "
+        "the storage's delay in showing one machine's writes to another",
     )
 
     @property
@@ -55,5 +57,5 @@ class FaultToleranceConfig(Strict):
     @classmethod
     def _check_resume(cls, value: str) -> str:
         if not re.fullmatch(r"auto|never|step-\d{1,18}", value, re.ASCII):
-            raise PydanticCustomError("resume", "is neither 'auto', 'never' nor a step, such as 'step-900'")
+            raise PydanticCustomError("resume", "invalid value; use 'auto', 'never' or a step such as 'step-900'")
         return value

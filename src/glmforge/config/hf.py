@@ -6,7 +6,7 @@ settings into `rope_parameters`; end tokens may stand without a list or be absen
 quantized weights) is refused by name. A model for sequence classification has a score head in place of the
 language-model head.
 
-A field that the file leaves out has the default of transformers' `Glm4MoeConfig`, so that the same weights make the
+A field that the file omits has the default of transformers' `Glm4MoeConfig`, so that the same weights make the
 same model here and there. Those are the values of no published GLM, so a warning names each of them: a published
 file has every field, and one that lacks some is often cut or edited.
 """
@@ -51,7 +51,7 @@ DEFAULTS: Mapping[str, Any] = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
 }
-"""What transformers' `Glm4MoeConfig` takes for a field that is left out."""
+"""What transformers' `Glm4MoeConfig` takes for a field that is omitted."""
 
 _OWN_FIELDS = ("heads", "lm_head")
 _OTHER_NAMES = {"num_mtp_layers": "num_nextn_predict_layers", "num_local_experts": "n_routed_experts"}
@@ -79,7 +79,7 @@ def model_fields_from_hf(hf: Mapping[str, Any], source: str) -> dict[str, Any]:
         absent["head_dim"] = fields["head_dim"] = _derived_head_dim(fields, source)
     if absent:
         named = ", ".join(f"{name} = {value}" for name, value in absent.items())
-        logger.warning("%s: leaves out what published GLMs have; read as transformers does: %s", source, named)
+        logger.warning("%s: lacks keys that published GLMs have; using transformers' defaults: %s", source, named)
     return {name: fields[name] for name in ModelConfig.model_fields if name not in _OWN_FIELDS} | _heads(hf, source)
 
 
@@ -99,7 +99,7 @@ def _note_dropout(dropout: object, source: str) -> None:
     if dropout is None or dropout == 0:
         return
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0 < dropout < 1:
-        raise ConfigError(f"{source}: attention_dropout is {reprlib.repr(dropout)}; must be a share from 0 to 1")
+        raise ConfigError(f"{source}: attention_dropout is {reprlib.repr(dropout)}; must be between 0 and 1")
     logger.warning(
         "%s: attention_dropout is %g and changes nothing here; a run that trains with it sets "
         "regularization.attention_dropout",
@@ -137,5 +137,7 @@ def _token_fields(hf: Mapping[str, Any], source: str) -> dict[str, Any]:
 def _derived_head_dim(fields: Mapping[str, Any], source: str) -> int:
     hidden, heads = fields["hidden_size"], fields["num_attention_heads"]
     if not all(isinstance(size, int) and size > 0 for size in (hidden, heads)):
-        raise ConfigError(f"{source}: head_dim is left out and hidden_size / num_attention_heads is no number; give it")
+        raise ConfigError(
+            f"{source}: head_dim is missing and hidden_size / num_attention_heads is not an integer; add it"
+        )
     return int(hidden // heads)

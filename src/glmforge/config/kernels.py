@@ -17,8 +17,8 @@ class KernelsConfig(Strict):
     """An implementation by name for each operation; `auto` is the fastest that has been measured on the device, and
     plain PyTorch where nothing has been."""
 
-    router: Choice = Field(default="auto", description="sigmoid, bias, top-k, normalise and scale of the MoE router")
-    permute: Choice = Field(default="auto", description="rows into the order of the experts, and their weighted sum")
+    router: Choice = Field(default="auto", description="MoE router: sigmoid, bias, top-k, normalise, scale")
+    permute: Choice = Field(default="auto", description="rows into expert order, and their weighted sum")
     swiglu: Choice = Field(default="auto", description="silu(gate) * up of the routed experts")
     rms_norm: Choice = Field(default="auto", description="root-mean-square norm")
     qk_rope: Choice = Field(default="auto", description="norm of queries and keys per head, and rotary embedding")
@@ -26,7 +26,7 @@ class KernelsConfig(Strict):
     symmetric_matmul: Choice = Field(default="auto", description="x @ x.T in Muon's Newton-Schulz iteration")
     attention: Literal["auto", "dense", "documents", "flex", "varlen", "flash3"] = Field(
         default="auto",
-        description="auto: documents on a CPU, on a GPU varlen in bf16 and flex in fp32",
+        description="auto: documents on a CPU; on a GPU varlen in bf16 and flex in fp32",
     )
     experts: Literal["auto", "loop", "sliced", "grouped"] = Field(
         default="auto", description="the experts' matmuls; auto: sliced on a CPU, grouped on a GPU"

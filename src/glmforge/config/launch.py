@@ -50,7 +50,7 @@ def _written(pattern: str, example: str) -> AfterValidator:
     def check(value: str) -> str:
         if re.fullmatch(pattern, value, re.ASCII) is None:
             context = {"value": shown(value), "example": example}
-            raise PydanticCustomError("written", "{value} is not written as in {example}", context)
+            raise PydanticCustomError("written", "{value} is invalid; write it like {example}", context)
         return value
 
     return AfterValidator(check)
@@ -60,7 +60,7 @@ def _limited(value: str) -> str:
     """Slurm takes no time for no limit."""
     if not value.strip("0:-"):
         context = {"value": shown(value)}
-        raise PydanticCustomError("limited", "{value}: 0 means unlimited; leave it out", context)
+        raise PydanticCustomError("limited", "{value} means unlimited; leave it out for the partition's limit", context)
     return value
 
 
@@ -91,26 +91,21 @@ class SupervisorConfig(Strict):
     """What the supervisor may do when an attempt ends."""
 
     min_nodes: PositiveInt | None = Field(
-        default=None, description="start and go on with so few; None: never with fewer than 'nodes'"
+        default=None, description="fewest nodes to start and continue with; None: 'nodes'"
     )
-    max_nodes: PositiveInt | None = Field(
-        default=None, description="start and go on with so many, if there are; None: with 'nodes'"
-    )
+    max_nodes: PositiveInt | None = Field(default=None, description="most nodes to use, if available; None: 'nodes'")
     spare_nodes: NonNegativeInt = Field(
-        default=0, description="allocated beside 'nodes', under Slurm if there are any, and used when one fails"
+        default=0, description="extra nodes, used when one fails; under Slurm allocated only if available"
     )
-    max_restarts: NonNegativeInt = Field(
-        default=5, description="attempts in a row that ended with a failure and made no training step"
-    )
-    max_restarts_in_all: NonNegativeInt = Field(default=1000, description="with or without progress")
-    back_off_s: NonNegativeFloat = Field(
-        default=5.0, description="after an attempt that made no step; doubles with each in a row"
-    )
+    max_restarts: NonNegativeInt = Field(default=5, description="consecutive failed attempts without a training step")
+    max_restarts_in_all: NonNegativeInt = Field(default=1000, description="limit on all restarts, with progress or not")
+    back_off_s: NonNegativeFloat = Field(default=5.0, description="after an attempt without a step; doubles each time")
     max_back_off_s: PositiveFloat = 300.0
     same_error: PositiveInt = Field(
-        default=2, description="attempts that end with the same error at the same step before the code is blamed"
+        default=2,
+        description="attempts with the same error at the same step after which the code is at fault and the job ends",
     )
-    node_failures: PositiveInt = Field(default=3, description="of one node within a day before it is out")
+    node_failures: PositiveInt = Field(default=3, description="failures of one node within a day before it is excluded")
     bad_node: Literal["exclude", "drain", "ignore"] = Field(
         default="exclude", description="drain: also in Slurm, for all users"
     )
@@ -118,14 +113,14 @@ class SupervisorConfig(Strict):
         default=3600.0, description="an excluded node is checked again after this; None: only 'glmforge jobs allow'"
     )
     grace_s: PositiveFloat = Field(
-        default=60.0, description="that the other ranks have to end by themselves once one has ended"
+        default=60.0, description="grace period for the other ranks to exit once one has exited"
     )
     silent_after_s: PositiveFloat | None = Field(
         default=None,
-        description="no line, no step and no slow work (trainer.alive) of any rank for so long is a hang; None: the "
-        "run's own watchdog",
+        description="seconds without output, step or reported slow work (trainer.alive) of any rank that count as a "
+        "hang; None: only the run's own watchdog",
     )
-    check: bool = Field(default=True, description="check a node that is blamed, and one that comes back")
+    check: bool = Field(default=True, description="check nodes that failed, and nodes that come back")
 
     @model_validator(mode="before")
     @classmethod
@@ -137,7 +132,7 @@ class LaunchConfig(Strict):
     """How a job is launched. None leaves the choice to the scheduler, or to what is found."""
 
     launcher: Launcher = "local"
-    starter: Starter | None = Field(default=None, description="None: the launcher's own; pbs also has srun")
+    starter: Starter | None = Field(default=None, description="None: the launcher's default; pbs also has srun")
 
     nodes: PositiveInt = 1
     ranks_per_node: PositiveInt | None = Field(default=None, description="None: gpus_per_node, or 1 without GPUs")
@@ -150,9 +145,9 @@ class LaunchConfig(Strict):
     account: Word | None = None
     exclusive: bool = Field(default=False, description="whole nodes")
     constraint: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.&|*()\[\],-]{1,200}$")] | None = None
-    nodelist: list[NodeName] = Field(default=[], description="nodes that it must have")
-    exclude: list[NodeName] = Field(default=[], description="nodes that are not to be used")
-    sbatch_args: list[SbatchArgument] = Field(default=[], description="further options of sbatch, as they are")
+    nodelist: list[NodeName] = Field(default=[], description="nodes that the job must get")
+    exclude: list[NodeName] = Field(default=[], description="nodes to exclude")
+    sbatch_args: list[SbatchArgument] = Field(default=[], description="further sbatch options, passed as given")
     array: Array | None = None
     dependency: Dependency | None = None
     signal: Signal | None = Field(default="USR1@120", description="warning before the time limit and preemption")
@@ -161,7 +156,7 @@ class LaunchConfig(Strict):
         default=None, description="image that every rank runs in: by srun's --container-image, or 'apptainer exec'"
     )
     env: dict[VariableName, Value] = Field(
-        default={}, description="variables of every rank; ***: from the environment that submits it"
+        default={}, description="environment of every rank; *** takes the value from your environment at submission"
     )
 
     hosts: list[str] = Field(default=[], description="of the launchers ssh and mpi: names or ranges")
@@ -170,7 +165,7 @@ class LaunchConfig(Strict):
     interface: Interface | None = Field(default=None, description="between nodes; None: that of the route to them")
     port: Port | None = Field(
         default=None,
-        description="where ranks meet; None: one that is free on the first node, by mpirun 29500",
+        description="rendezvous port; None: a free one on the first node, for mpirun 29500",
     )
 
     supervisor: SupervisorConfig = SupervisorConfig()
@@ -212,13 +207,16 @@ class LaunchConfig(Strict):
     def _check(self) -> Self:
         if self.chosen_starter not in STARTERS[self.launcher]:
             known = ", ".join(STARTERS[self.launcher])
-            refuse("starter", f"the launcher {self.launcher} has no starter '{self.starter}'; it has {known}")
+            refuse(
+                "starter",
+                f"the launcher {self.launcher} does not support starter '{self.starter}'; choose one of {known}",
+            )
         if self.launcher == "local" and self.nodes != 1:
-            refuse("nodes", f"the launcher local has one node, not {self.nodes}; choose ssh, slurm, pbs or mpi")
+            refuse("nodes", f"the launcher local runs on one node, not {self.nodes}; choose ssh, slurm, pbs or mpi")
         if self.launcher in ("slurm", "pbs") and (self.hosts or self.hostfile):
-            refuse("hosts", f"the launcher {self.launcher} takes the nodes that the scheduler gives; leave them out")
+            refuse("hosts", f"the launcher {self.launcher} uses the nodes of the allocation; remove this key")
         if len([name for name in ("hosts", "hostfile") if getattr(self, name)]) > 1:
-            refuse("hostfile", "hosts says already which machines there are; keep one of them")
+            refuse("hostfile", "hosts also names the machines; keep one of the two")
         supervisor = self.supervisor
         if supervisor.min_nodes is not None and supervisor.min_nodes > self.nodes:
             refuse("supervisor.min_nodes", f"{supervisor.min_nodes} is more than nodes ({self.nodes})")
@@ -228,7 +226,7 @@ class LaunchConfig(Strict):
             if self.launcher == "pbs":
                 refuse(
                     f"env.{name}",
-                    "PBS shows the variables of a job to all users (qstat -f); have the program read it "
-                    "from a file that only you can read",
+                    "PBS shows a job's environment to all users (qstat -f); store the value in a file that only you "
+                    "can read",
                 )
         return self

@@ -111,7 +111,7 @@ def resolve_layout(config: RunConfig, world_size: int, *, phase: str | None = No
     )
     _check_model(config.model, layout, parallel)
     if parallel.cpu_offload and world_size == 1:
-        raise ConfigError("parallel.cpu_offload: is FSDP's and needs two processes; start more, or set it to false")
+        raise ConfigError("parallel.cpu_offload: needs FSDP and at least two processes; start more, or set it to false")
     for index, checked in enumerate(config.phases):
         if phase in (None, checked.name):
             _check_phase(f"phases.{index}", checked, layout, config)
@@ -149,8 +149,8 @@ def _resolve_shard(parallel: ParallelConfig, world_size: int) -> int:
 def _resolve_stages(model: ModelConfig, parallel: ParallelConfig) -> tuple[int, ...]:
     if model.tie_word_embeddings and parallel.pp > 1:
         raise ConfigError(
-            f"parallel.pp: {parallel.pp} stages would part embedding and head, which model.tie_word_embeddings makes "
-            "one matrix: set pp to 1, or tie_word_embeddings to false"
+            f"parallel.pp: {parallel.pp} stages would separate embedding and head, which are one matrix under "
+            "model.tie_word_embeddings; set pp to 1, or tie_word_embeddings to false"
         )
     per_rank = stages_per_rank(parallel)
     num_stages = parallel.pp * per_rank
@@ -172,7 +172,7 @@ def _resolve_stages(model: ModelConfig, parallel: ParallelConfig) -> tuple[int, 
             f"pp x stages per rank = {num_stages} numbers that add up to num_hidden_layers = {model.num_hidden_layers}"
         )
     if min(layers[1:-1], default=1) == 0:
-        raise ConfigError("parallel.pipeline_layers: only the first and the last stage may have no layer of the trunk")
+        raise ConfigError("parallel.pipeline_layers: only the first and the last stage may have 0 layers")
     return layers
 
 
@@ -204,8 +204,8 @@ def _check_model(model: ModelConfig, layout: Layout, parallel: ParallelConfig) -
     within = layout.dp_shard * layout.cp * layout.tp
     if within % layout.ep:
         raise ConfigError(
-            f"parallel.ep: {layout.ep} is laid over dp_shard x cp x tp = {within} ranks and does not divide them: "
-            f"set it to {nearest_divisor(within, layout.ep)}"
+            f"parallel.ep: {layout.ep} does not divide the dp_shard x cp x tp = {within} ranks it spans: set it "
+            f"to {nearest_divisor(within, layout.ep)}"
         )
 
 

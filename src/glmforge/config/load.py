@@ -48,7 +48,7 @@ from glmforge.config.tree import (
 from glmforge.errors import ConfigError
 from glmforge.files import kind_of, read_json, read_text, shown
 
-_MAX_FILES = 32  # that one configuration is put together from: ten that extend ten each would be a billion
+_MAX_FILES = 32  # that one configuration is assembled from: ten that extend ten each would be a billion
 _MAX_YAML_BYTES = 1 << 18
 _MAX_HF_VALUES = 20_000
 
@@ -185,7 +185,7 @@ def _normalise_model(tree: yaml.MappingNode) -> yaml.MappingNode:
 
 
 def _with_what_weights_bring(tree: yaml.MappingNode) -> yaml.MappingNode:
-    """With model and tokenizer of `init_from`, as far as the run names none of its own."""
+    """With model and tokenizer of `init_from`, unless the run sets its own."""
     named, data = child(tree, "init_from"), child(tree, "data")
     source = None if named is None else to_value(named)
     if named is None or not isinstance(source, str):

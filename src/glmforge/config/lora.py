@@ -19,34 +19,36 @@ Names = Annotated[tuple[str, ...], Field(strict=False)]  # YAML has no tuples
 
 
 class LoraConfig(Strict):
-    """Adapters beside the linear maps that `targets` name; whatever is neither adapter nor saved module is frozen."""
+    """Adapters beside the linear maps that `targets` name; everything that is neither adapter nor saved module is
+    frozen.
+    """
 
-    rank: PositiveInt = Field(default=16, le=MAX_RANK, description="inner width of every adapter")
+    rank: PositiveInt = Field(default=16, le=MAX_RANK, description="rank of every adapter")
     alpha: PositiveFloat | None = Field(
-        default=None, description="an adapter counts alpha / rank times; None is twice the rank"
+        default=None, description="adapters are scaled by alpha / rank; None: twice the rank"
     )
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="of what an adapter reads; not of routed experts'")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="dropout on adapter inputs; not for routed experts")
     targets: Names = Field(
         default=ATTENTION,
         min_length=1,
-        description="maps that get adapters, by a part of their name (q_proj, experts, experts.down_proj, gate, "
-        "lm_head), by a pattern of names, or all-linear",
+        description="linear layers that get adapters: part of a name (q_proj, experts, experts.down_proj, gate, "
+        "lm_head), a name pattern, or all-linear",
     )
-    rslora: bool = Field(default=False, description="count alpha / sqrt(rank) times (rsLoRA, arXiv 2312.03732)")
+    rslora: bool = Field(default=False, description="scale by alpha / sqrt(rank) instead (rsLoRA, arXiv 2312.03732)")
     dora: bool = Field(
-        default=False, description="train the length of each row of the weight apart (DoRA, arXiv 2402.09353)"
+        default=False, description="train the norm of each weight row separately (DoRA, arXiv 2402.09353)"
     )
     lr_ratio: PositiveFloat = Field(
-        default=1.0, description="learning rate of B over that of A (LoRA+, arXiv 2402.12354); 16 is usual there"
+        default=1.0, description="ratio of the learning rates of B and A (LoRA+, arXiv 2402.12354, uses 16)"
     )
     modules_to_save: Names = Field(
-        default=(), description="parameters that are trained whole beside the adapters, named as targets are"
+        default=(), description="parameters trained in full next to the adapters; same syntax as targets"
     )
 
     init_from: YamlPath | None = Field(
         default=None,
-        description="adapters that they begin with: a PEFT adapter's directory, or another run on the same base; "
-        "None: they begin as nothing",
+        description="initial adapters: a PEFT adapter directory, or another run on the same base; None: adapters "
+        "start at zero",
     )
 
     @property
@@ -64,7 +66,7 @@ class LoraConfig(Strict):
         for field, names in (("targets", self.targets), ("modules_to_save", self.modules_to_save)):
             refuse_duplicates(field, list(names))
             if not all(names):
-                refuse(field, "an empty name; leave it out")
+                refuse(field, "contains an empty name; remove it")
         return self
 
 
@@ -75,11 +77,11 @@ def parse_lora(text: str) -> LoraConfig:
     """
     settings = dict(part.partition("=")[::2] for part in text.split(","))
     if unknown := sorted(settings.keys() - {"rank", "target"}):
-        raise ConfigError(f"--lora: '{unknown[0]}' is no setting; write rank=16,target={'+'.join(ATTENTION)}")
+        raise ConfigError(f"--lora: '{unknown[0]}' is not a setting; write rank=16,target={'+'.join(ATTENTION)}")
     rank = settings.get("rank", "")
     if not (rank.isascii() and rank.isdigit() and 0 < int(rank) <= MAX_RANK):
         raise ConfigError(
-            f"--lora: rank='{rank}' is no rank; give a whole number from 1 to {MAX_RANK:,}, such as rank=16"
+            f"--lora: rank='{rank}' is not a valid rank; give a whole number from 1 to {MAX_RANK:,}, such as rank=16"
         )
     targets = dict.fromkeys(settings.get("target", "+".join(ATTENTION)).split("+"))
     if "" in targets:

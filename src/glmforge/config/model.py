@@ -41,16 +41,16 @@ class ModelConfig(Strict):
 
     vocab_size: Size
     hidden_size: Size
-    num_hidden_layers: PositiveInt = Field(le=MAX_LAYERS, description="layers of the trunk, without the MTP layers")
-    first_k_dense_replace: int = Field(ge=0, description="how many of the first layers are dense")
-    intermediate_size: Size = Field(description="inner width of a dense layer's MLP")
-    moe_intermediate_size: Size = Field(description="inner width of one expert")
+    num_hidden_layers: PositiveInt = Field(le=MAX_LAYERS, description="decoder layers, without the MTP layers")
+    first_k_dense_replace: int = Field(ge=0, description="number of leading dense layers")
+    intermediate_size: Size = Field(description="MLP width of dense layers")
+    moe_intermediate_size: Size = Field(description="MLP width of one expert")
 
     num_attention_heads: Size
     num_key_value_heads: Size
-    head_dim: Size = Field(description="given, not derived: heads x head_dim need not be hidden_size")
+    head_dim: Size = Field(description="set explicitly: heads x head_dim may differ from hidden_size")
     use_qk_norm: bool = Field(description="RMSNorm over head_dim on queries and keys before RoPE")
-    attention_bias: bool = Field(default=True, description="bias of q, k and v; o never has one")
+    attention_bias: bool = Field(default=True, description="bias on q, k and v; o has none")
     partial_rotary_factor: float = Field(default=0.5, gt=0, le=1)
     rope_theta: PositiveFloat
     max_position_embeddings: PositiveInt = Field(le=2**40)
@@ -70,7 +70,8 @@ class ModelConfig(Strict):
     hidden_act: Literal["silu"] = "silu"
     tie_word_embeddings: bool = Field(
         default=False,
-        description="one matrix is embedding and head; no published GLM has that, but the architecture allows it",
+        description="share one matrix between embedding and head; no published GLM does, but the architecture allows "
+        "it",
     )
 
     # No fields of a published model, and absent from files where unused.
@@ -83,11 +84,11 @@ class ModelConfig(Strict):
     lm_head: bool = Field(
         default=True,
         exclude_if=lambda has_one: has_one is True,
-        description="whether there is a language-model head; without it the model answers with its heads only",
+        description="whether the model has a language-model head; false: only the heads in `heads`",
     )
 
     eos_token_id: list[int] = Field(
-        default=[151329, 151336, 151338], max_length=1000, description="tokens that end a text; may be none"
+        default=[151329, 151336, 151338], max_length=1000, description="end-of-text tokens; may be empty"
     )
     pad_token_id: int | None = Field(default=151329, ge=0)
 
@@ -102,7 +103,7 @@ class ModelConfig(Strict):
 
     @property
     def num_moe_layers(self) -> int:
-        """MoE layers of the trunk, without the MTP layers (which are MoE layers too)."""
+        """MoE decoder layers, without the MTP layers (which are MoE layers too)."""
         return self.num_hidden_layers - self.first_k_dense_replace
 
     @model_validator(mode="after")
@@ -136,10 +137,14 @@ class ModelConfig(Strict):
     def _check_heads(self) -> Self:
         for name in self.heads:
             if not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", name) or name in _OWN_MODULES:
-                refuse("heads", f"'{name[:40]}' cannot be a head's name; take lower-case letters, such as score")
+                refuse("heads", f"'{name[:40]}' is not a valid head name; use lower-case letters, such as score")
         if not self.lm_head:
             for field, value, fix in (
-                ("heads", not self.heads, "is empty, and without lm_head the model has no output: add one, {score: 1}"),
+                (
+                    "heads",
+                    not self.heads,
+                    "is empty, and without lm_head the model has no output; add a head, such as {score: 1}",
+                ),
                 ("num_nextn_predict_layers", self.num_nextn_predict_layers, "MTP needs lm_head: set it to 0"),
                 ("tie_word_embeddings", self.tie_word_embeddings, "ties lm_head, which is false: set it to false"),
             ):
@@ -173,7 +178,7 @@ class ModelConfig(Strict):
             refuse(
                 "num_experts_per_tok",
                 f"{self.num_experts_per_tok} is more than the {selectable} experts that "
-                f"topk_group = {self.topk_group} of n_group = {groups} groups leave to choose from",
+                f"topk_group = {self.topk_group} of n_group = {groups} groups provide; lower it",
             )
         return self
 
@@ -185,5 +190,5 @@ class ModelConfig(Strict):
             *(("eos_token_id", t) for t in self.eos_token_id),
         ]:
             if not 0 <= token < self.vocab_size:
-                refuse(field, f"{token} lies outside the vocabulary: vocab_size = {self.vocab_size}")
+                refuse(field, f"{token} is outside the vocabulary; vocab_size = {self.vocab_size}")
         return self

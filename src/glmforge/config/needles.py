@@ -24,23 +24,25 @@ class NeedleTestsConfig(Strict):
     """The tests: one for each task, length, depth and example."""
 
     lengths: list[Annotated[int, Field(ge=MIN_LENGTH, le=MAX_LENGTH)]] = Field(
-        min_length=1, description="tokens of a test, question and answer included"
+        min_length=1, description="tokens per test, including question and answer"
     )
     depths: list[Annotated[float, Field(ge=0, le=1)]] = Field(
         default=[0.0, 0.25, 0.5, 0.75, 1.0],
         min_length=1,
-        description="where needles lie: 0 is the beginning of the text, 1 its end",
+        description="needle depth: 0 is the beginning of the text, 1 its end",
     )
     tasks: list[NeedleTask] = Field(
         default=["single"],
         min_length=1,
-        description="one needle; one of several keys; all values of a key; the values of several keys; the variables "
-        "that have a value by way of others",
+        description="tasks: one needle; one of several keys; all values of a key; values of several keys; variables "
+        "assigned through other variables",
     )
-    values: NeedleValues = Field(default="numbers", description="what is to be retrieved")
+    values: NeedleValues = Field(default="numbers", description="what to retrieve")
     num_needles: int = Field(default=4, ge=2, le=MAX_NEEDLES, description="of the tasks that have several")
-    num_examples: int = Field(default=2, ge=1, le=MAX_EXAMPLES, description="tests of each task, length and depth")
-    seed: NonNegativeInt = Field(default=0, description="the same tests at every evaluation")
+    num_examples: int = Field(default=2, ge=1, le=MAX_EXAMPLES, description="tests per task, length and depth")
+    seed: NonNegativeInt = Field(
+        default=0, description="seed of the tests, sampling seed, sampling seed, the same at every evaluation"
+    )
 
     @model_validator(mode="after")
     def _check_duplicates(self) -> Self:
@@ -55,10 +57,10 @@ class NeedlesConfig(NeedleTestsConfig):
     """The tests that a run takes at its evaluations, those that are no longer than the phase's sequences."""
 
     haystack: str | None = Field(
-        default=None, description="name in data.held_out whose text hides the needles; None makes up plain sentences"
+        default=None, description="name in data.held_out whose text hides the needles; None: generated plain sentences"
     )
     answers: Literal["scored", "generated"] = Field(
         default="scored",
-        description="scored: one forward pass over text and answer, right where the answer's tokens are the likeliest; "
-        "generated: the generation engine writes the answer, with a whole text's keys and values on each rank",
+        description="scored: one forward pass over text and answer, correct if the answer's tokens are the most "
+        "likely; generated: the generation engine writes the answer, with the whole KV cache of a text on each rank",
     )

@@ -12,9 +12,11 @@ from glmforge.config.needles import NeedlesConfig
 class AnomalyConfig(Strict):
     """A step whose loss or gradient norm lies far above the steps before it is recorded with its samples."""
 
-    window: int = Field(default=128, ge=8, description="steps that it is compared with")
+    window: int = Field(default=128, ge=8, description="window of window of steps that it is compared with")
     threshold: PositiveFloat = Field(
-        default=8.0, description="robust standard deviations (from the median absolute deviation) above their median"
+        default=8.0,
+        description="threshold: robust standard deviations (from the median absolute deviation) above "
+        "the window's median",
     )
 
 
@@ -22,9 +24,9 @@ class EarlyStoppingConfig(Strict):
     """Stop when an evaluation no longer improves."""
 
     metric: Literal["bits_per_byte", "nll"] = "bits_per_byte"
-    source: str | None = Field(default=None, description="name in data.held_out; None takes the mean over all")
+    source: str | None = Field(default=None, description="name in data.held_out; None: mean over all")
     patience: PositiveInt = Field(default=3, description="evaluations without improvement after which the run stops")
-    min_delta: NonNegativeFloat = Field(default=0.0, description="an improvement is at least this much")
+    min_delta: NonNegativeFloat = Field(default=0.0, description="smallest change that counts as an improvement")
 
 
 class SamplesConfig(Strict):
@@ -33,33 +35,40 @@ class SamplesConfig(Strict):
     A run of stage sft has answers to held-out prompts by default; see `glmforge.config.stage`.
     """
 
-    prompts: list[Annotated[str, Field(min_length=1)]] = Field(default=[], description="what texts begin with")
+    prompts: list[Annotated[str, Field(min_length=1)]] = Field(default=[], description="prompts to continue")
     held_out: NonNegativeInt = Field(
         default=0,
-        description="answer so many prompts of each source in data.held_out that is conversations (a file of them, or "
-        "a shard with loss weights): what comes before the last answer, which is kept as reference",
+        description="prompts to answer from each conversation source in data.held_out (a conversation file, or a "
+        "shard with loss weights): everything before the last answer, which is recorded as the reference",
     )
-    num_samples: PositiveInt = Field(default=1, description="texts to each prompt")
-    max_new_tokens: PositiveInt = Field(default=64, description="length of each, unless it ends before")
-    temperature: NonNegativeFloat = Field(default=1.0, description="0 takes the likeliest token")
-    top_p: float = Field(default=1.0, gt=0, le=1, description="draw from the likeliest tokens of this probability")
-    seed: NonNegativeInt = Field(default=0, description="the same at every evaluation")
-    cache_bytes: PositiveInt = Field(default=1 << 28, description="memory for keys and values on each rank, at most")
+    num_samples: PositiveInt = Field(default=1, description="samples per prompt")
+    max_new_tokens: PositiveInt = Field(default=64, description="longest sample, in tokens")
+    temperature: NonNegativeFloat = Field(default=1.0, description="0: greedy decoding")
+    top_p: float = Field(
+        default=1.0, gt=0, le=1, description="nucleus sampling: smallest set of tokens with this total probability"
+    )
+    seed: NonNegativeInt = Field(default=0, description="sampling seed, sampling seed, the same at every evaluation")
+    cache_bytes: PositiveInt = Field(default=1 << 28, description="most memory for the KV cache on each rank")
     weight_bytes: NonNegativeInt | None = Field(
-        default=None, description="memory for gathered weights on each rank, at most; None gathers nothing twice"
+        default=None,
+        description="most memory for gathered weights on each rank; None: unlimited, no weight is gathered twice",
     )
 
     @model_validator(mode="after")
     def _check_prompts(self) -> Self:
         if not self.prompts and not self.held_out:
-            refuse("prompts", "there are none to write to: give some, set held_out, or set samples: null")
+            refuse(
+                "prompts", "is empty, so there is nothing to sample; add prompts, set held_out, or set samples: null"
+            )
         return self
 
 
 class DebugConfig(Strict):
     """For a run that misbehaves; slower."""
 
-    detect_anomaly: bool = Field(default=False, description="autograd names the operation that made a NaN")
+    detect_anomaly: bool = Field(
+        default=False, description="autograd anomaly mode: name the operation that produced a NaN"
+    )
     layer_grad_norms: bool = Field(default=False, description="record the gradient norm of every layer")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -70,44 +79,48 @@ class ObserveConfig(Strict):
     log_every: PositiveInt = 1
     communication_every: PositiveInt | None = Field(
         default=None,
-        description="measure what is communicated along each axis on every n-th step; that step is slower",
+        description="profile the communication of each axis every n steps; those steps are slower",
     )
     straggler_every: PositiveInt | None = Field(
-        default=None, description="compare the ranks' own time, without waiting, on every n-th step; None: never"
+        default=None, description="compare the ranks' compute time, without waiting, every n steps; None: never"
     )
-    straggler_ratio: float = Field(default=1.25, gt=1, description="own time over the median that is reported")
+    straggler_ratio: float = Field(
+        default=1.25, gt=1, description="report ranks whose compute time exceeds the median by this factor"
+    )
     tensorboard: bool = True
     tensorboard_dir: YamlPath | None = Field(
         default=None,
-        description="where TensorBoard's files are written, of this run alone; <output_dir>/tensorboard becomes a link "
-        "there. None is that directory itself",
+        description="where TensorBoard files are written: a directory for this run alone; <output_dir>/tensorboard "
+        "becomes a link to it. None: <output_dir>/tensorboard itself",
     )
     progress: bool = True
-    evaluate_every: PositiveInt | None = Field(default=None, description="None does not evaluate while training")
+    evaluate_every: PositiveInt | None = Field(default=None, description="None: no evaluation during training")
     evaluate: Literal["subset", "full"] = Field(
         default="subset",
-        description="how much of the held-out sources is scored: a subset, the same at every evaluation, or all",
+        description="how much of the held-out sources to score: a subset, sampling seed, the same at every "
+        "evaluation, or all",
     )
     evaluate_tokens: PositiveInt = Field(
-        default=262_144, description="of a subset: at most so many labels of each source, spread evenly over it"
+        default=262_144, description="size of the subset: most labels per source, spread evenly over it"
     )
     evaluate_samples: PositiveInt | None = Field(
         default=None,
-        description="a subset of so many samples of each source instead: conversations, or rows of text, drawn by "
-        "evaluate_seed; None takes evaluate_tokens",
+        description="size of the subset in samples per source (conversations, or rows of text), drawn with "
+        "evaluate_seed; None: use evaluate_tokens",
     )
-    evaluate_seed: NonNegativeInt = Field(default=42, description="which samples evaluate_samples draws")
+    evaluate_seed: NonNegativeInt = Field(default=42, description="seed for evaluate_samples")
     early_stopping: EarlyStoppingConfig | None = None
     samples: SamplesConfig | None = Field(
         default=None,
-        description="texts written at evaluations. None: none; by default in stage sft answers to held-out prompts",
+        description="samples written at evaluations. None: no samples; default in stage sft: answers to held-out "
+        "prompts",
     )
-    needles: NeedlesConfig | None = Field(default=None, description="None does not test retrieval at evaluations")
-    anomalies: AnomalyConfig | None = Field(default=AnomalyConfig(), description="None records none")
+    needles: NeedlesConfig | None = Field(default=None, description="None: no retrieval tests at evaluations")
+    anomalies: AnomalyConfig | None = Field(default=AnomalyConfig(), description="None: no profile")
     debug: DebugConfig = DebugConfig()
 
     @model_validator(mode="after")
     def _check_subset(self) -> Self:
         if self.evaluate == "full" and self.evaluate_samples is not None:
-            refuse("evaluate_samples", "is of a subset, and evaluate is full; leave one of them out")
+            refuse("evaluate_samples", "selects a subset, but evaluate is full; remove one of them")
         return self

@@ -18,7 +18,7 @@ class ParameterRule(Strict):
     )
     weight_decay: NonNegativeFloat | None = None
     lr_scale: NonNegativeFloat | None = Field(
-        default=None, description="factor on the learning rate, on top of layer_lr_decay; 0 freezes"
+        default=None, description="multiplies the learning rate, on top of layer_lr_decay; 0 freezes"
     )
     optimizer: OptimizerName | None = Field(default=None, description="muon and lamb train matrices only")
 
@@ -28,41 +28,43 @@ class LearningConfig(Strict):
 
     matrix_optimizer: OptimizerName = "muon"
     lm_head: Literal["muon", "adamw"] = Field(
-        default="muon", description="GLM's report says Muon, others use AdamW; muon means as matrix_optimizer"
+        default="muon", description="GLM's report uses Muon, others AdamW; muon: same optimizer as matrix_optimizer"
     )
     state_dtype: StateDtype = Field(
-        default="fp32", description="of momentum and moments; bf16 halves them and rounds stochastically"
+        default="fp32", description="dtype of momentum and moments; bf16 halves the memory, with stochastic rounding"
     )
     lr: PositiveFloat = 2.5e-4
     min_lr: NonNegativeFloat = 2.5e-5
-    warmup_steps: NonNegativeInt | None = Field(default=None, description="linear warm-up; steps of the run as planned")
-    warmup_tokens: NonNegativeInt | None = Field(default=None, description="linear warm-up, counted in tokens")
+    warmup_steps: NonNegativeInt | None = Field(default=None, description="linear warm-up, in steps of the planned run")
+    warmup_tokens: NonNegativeInt | None = Field(default=None, description="linear warm-up, in tokens")
     schedule: ScheduleName = Field(
         default="cosine", description="from lr to min_lr over the tokens of all phases; wsd: constant, then linear"
     )
     schedule_unit: Literal["tokens", "steps"] = Field(
         default="tokens",
-        description="what the schedule counts; steps where batches have no fixed number of tokens, such as rollouts",
+        description="unit of the schedule; use steps if batches have no fixed number of tokens, such as rollouts",
     )
     decay_share: float = Field(
-        default=0.2, gt=0, le=1, description="last part of the run, in which schedule: wsd decays"
+        default=0.2, gt=0, le=1, description="fraction of the run, at its end, in which schedule: wsd decays"
     )
-    weight_decay: NonNegativeFloat = Field(default=0.1, description="of matrices and embeddings; biases, norms: none")
+    weight_decay: NonNegativeFloat = Field(
+        default=0.1, description="on matrices and embeddings, not on biases and norms"
+    )
     layer_lr_decay: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="each layer's learning rate is this times that of the layer above it; norm, head and MTP have lr",
+        description="each layer's learning rate is this times the layer's above; norm, head and MTP use lr",
     )
-    rules: list[ParameterRule] = Field(default=[], description="exceptions by parameter name; the first match applies")
-    grad_clip: PositiveFloat | None = Field(default=1.0, description="global gradient norm; None does not clip")
+    rules: list[ParameterRule] = Field(default=[], description="overrides by parameter name; the first match applies")
+    grad_clip: PositiveFloat | None = Field(default=1.0, description="global gradient norm; None: no clipping")
 
     @model_validator(mode="after")
     def _check_state_dtype(self) -> Self:
         used = {self.matrix_optimizer, *(rule.optimizer for rule in self.rules if rule.optimizer)}
         for name in sorted(used):
             if self.state_dtype not in OPTIMIZERS[name].state_dtypes:
-                refuse("state_dtype", f"optimizer '{name}' has no states in {self.state_dtype}; leave it at fp32")
+                refuse("state_dtype", f"optimizer '{name}' does not support states in {self.state_dtype}; use fp32")
         return self
 
     @model_validator(mode="after")

@@ -51,7 +51,7 @@ def copy_packaged(name: str, target: Path) -> list[Path]:
         copies = _of_file(source, target if target.suffix in (".yaml", ".yml") else target / source.name)
     for _, copy in copies:
         if copy.exists() or copy.is_symlink():
-            raise ConfigError(f"{shown(copy)}: exists already; remove it, or choose another place")
+            raise ConfigError(f"{shown(copy)}: already exists; remove it, or choose another path")
     try:
         for original, copy in copies:
             copy.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def copy_packaged(name: str, target: Path) -> list[Path]:
 def _root(kind: str) -> Path:
     root = Path(str(files("glmforge"))) / "packaged" / kind
     if not root.is_dir():
-        raise ConfigError(f"{root}: is not there: this installation has no {kind}; install glmforge again")
+        raise ConfigError(f"{root}: missing, this installation has no {kind}; reinstall glmforge")
     return root
 
 

@@ -21,23 +21,25 @@ class ParallelConfig(Strict):
     dp_shard x cp x tp ranks of a pipeline stage, so `ep` does not multiply the number of processes.
     """
 
-    pp: PositiveInt = Field(default=1, description="pipeline ranks, each with a share of the layers")
+    pp: PositiveInt = Field(default=1, description="pipeline stages' ranks, each with some of the layers")
     dp_replicate: PositiveInt = Field(default=1, description="groups of ranks that hold full copies (HSDP)")
     dp_shard: PositiveInt | Literal["auto"] = Field(
-        default="auto", description="data ranks that share one copy (FSDP); auto is what the other axes leave"
+        default="auto", description="data ranks that shard one copy (FSDP); auto: all ranks left by the other axes"
     )
     cp: PositiveInt = Field(default=1, description="ranks that share each sequence (context parallelism)")
     tp: PositiveInt = Field(default=1, description="ranks that share each matrix (tensor parallelism)")
-    ep: PositiveInt = Field(default=1, description="ranks that share a layer's experts; laid over dp_shard x cp x tp")
+    ep: PositiveInt = Field(default=1, description="ranks that share a layer's experts; spans dp_shard x cp x tp")
     ep_dispatch: Literal["all_to_all", "deepep"] = Field(
-        default="all_to_all", description="what sends tokens to their experts; deepep is a library for NVLink and RDMA"
+        default="all_to_all", description="how tokens reach their experts; deepep is a library for NVLink and RDMA"
     )
     ep_overlap: bool = Field(
         default=False,
-        description="each layer takes the halves of a micro-batch in turn: one's tokens travel, the other computes",
+        description="split each micro-batch in two: one half computes while the other's tokens are exchanged",
     )
     sequence_parallel: bool = Field(
-        default=True, description="between matrices, tp ranks share the tokens instead of repeating norms and residuals"
+        default=True,
+        description="sequence parallelism: tp ranks split the tokens between matmuls instead of "
+        "repeating norms and residuals",
     )
     context_method: Literal["gather", "ulysses"] = Field(
         default="gather", description="cp ranks gather keys and values, or exchange heads for tokens (ulysses)"
@@ -46,45 +48,45 @@ class ParallelConfig(Strict):
         "gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"
     ] = Field(default="1f1b", description="order of the micro-batches' forward and backward passes")
     pipeline_stages_per_rank: PositiveInt | None = Field(
-        default=None, description="model parts on one pp rank; None is 1 for gpipe and 1f1b and 2 for the others"
+        default=None, description="model chunks per pp rank; None: 1 for gpipe and 1f1b, 2 for the others"
     )
     pipeline_layers: list[NonNegativeInt] | None = Field(
-        default=None, description="trunk layers of each stage, first to last; None balances the work"
+        default=None, description="decoder layers of each stage, first to last; None: balance the work"
     )
     micro_batch_size: PositiveInt | None = Field(
-        default=None, description="sequences per forward on a rank; None takes its whole share at once"
+        default=None, description="sequences per forward pass on a rank; None: its whole share at once"
     )
     reduce_gradients: Literal["every_micro_batch", "last_micro_batch"] = Field(
         default="every_micro_batch",
-        description="within each copy of the model: last_micro_batch does it once per step but keeps whole fp32 "
-        "gradients until then. Between copies gradients are summed once per step in any case",
+        description="when gradients are reduced within each copy of the model. last_micro_batch: once per step, "
+        "keeping full fp32 gradients until then. Between copies gradients are always reduced once per step",
     )
     reshard_after_forward: bool | None = Field(
         default=None,
-        description="free gathered weights between forward and backward; None does so but under pp, where each "
-        "micro-batch would gather them anew",
+        description="free gathered weights between forward and backward; None: yes, except under pp, where each "
+        "micro-batch would gather them again",
     )
-    prefetch_layers: NonNegativeInt = Field(default=1, description="layers whose weights are gathered ahead of use")
-    cpu_offload: bool = Field(default=False, description="keep masters, gradients and optimizer state in host memory")
+    prefetch_layers: NonNegativeInt = Field(default=1, description="layers to prefetch weights for")
+    cpu_offload: bool = Field(
+        default=False, description="keep master weights, gradients and optimizer state in host memory"
+    )
     recompute: Literal["none", "selective", "full", "budget"] = Field(
-        default="none", description="what the backward pass computes again instead of keeping it"
+        default="none", description="activation checkpointing: what the backward pass recomputes"
     )
     recompute_budget: float = Field(
-        default=0.5, ge=0, le=1, description="share of the activations that recompute: budget may keep; needs compile"
+        default=0.5, ge=0, le=1, description="fraction of the activations to keep with recompute: budget; needs compile"
     )
     activation_offload: bool = Field(
-        default=False, description="keep what layers save for the backward pass in host memory; not with compile"
+        default=False, description="keep saved activations in host memory; not with compile"
     )
     compile: bool = Field(default=False, description="torch.compile each decoder layer")
     async_tp: bool = Field(
-        default=False, description="tp ranks multiply while they gather and scatter, over NVLink; needs compile"
+        default=False, description="overlap tp communication with matmuls, over NVLink; needs compile"
     )
     process_group_timeout_s: PositiveInt = Field(
-        default=600, description="of a collective; while fault_tolerance.hang_timeout_s is watched, that decides"
+        default=600, description="timeout of a collective; where fault_tolerance.hang_timeout_s applies, it acts first"
     )
-    join_timeout_s: PositiveInt = Field(
-        default=600, description="how long processes wait for each other at the start, before they give up"
-    )
+    join_timeout_s: PositiveInt = Field(default=600, description="timeout for all processes to join at the start")
 
     @property
     def reshards_after_forward(self) -> bool:
@@ -96,22 +98,22 @@ class ParallelConfig(Strict):
         if self.pp > 1 and self.reshard_after_forward and self.pipeline_schedule in SPLIT_SCHEDULES:
             refuse(
                 "reshard_after_forward",
-                f"{self.pipeline_schedule} needs the weights until their gradients are computed: leave it out",
+                f"{self.pipeline_schedule} needs the weights until their gradients are computed; remove this key",
             )
         return self
 
     @model_validator(mode="after")
     def _check_dispatch(self) -> Self:
         if self.ep_dispatch == "deepep" and self.ep == 1:
-            refuse("ep_dispatch", "'deepep' sends tokens between ep ranks, and ep is 1: raise ep, or set all_to_all")
+            refuse("ep_dispatch", "'deepep' sends tokens between ep ranks, but ep is 1; raise ep, or set all_to_all")
         return self
 
     @model_validator(mode="after")
     def _check_overlap(self) -> Self:
         if self.ep_overlap and self.ep == 1:
-            refuse("ep_overlap", "computes while ep ranks exchange tokens, and ep is 1: raise ep, or leave it out")
+            refuse("ep_overlap", "computes while ep ranks exchange tokens, but ep is 1; raise ep, or remove this key")
         if self.ep_overlap and self.micro_batch_size is not None and self.micro_batch_size % 2:
-            refuse("ep_overlap", f"cuts micro-batches in halves: make micro_batch_size = {self.micro_batch_size} even")
+            refuse("ep_overlap", f"splits micro-batches in two; make micro_batch_size = {self.micro_batch_size} even")
         return self
 
     @model_validator(mode="after")
@@ -122,13 +124,13 @@ class ParallelConfig(Strict):
                 "'budget' is torch.compile's choice of what to keep: set compile to true as well",
             )
         if self.activation_offload and self.compile:
-            refuse("activation_offload", "compiled layers save for themselves: set compile or this to false")
+            refuse("activation_offload", "compiled layers manage their own saved tensors; set compile or this to false")
         return self
 
     @model_validator(mode="after")
     def _check_async_tp(self) -> Self:
         if self.async_tp and not (self.compile and self.tp > 1 and self.sequence_parallel):
-            refuse("async_tp", "torch.compile does it to gathers: needs compile: true, tp > 1, sequence_parallel: true")
+            refuse("async_tp", "is done by torch.compile; needs compile: true, tp > 1 and sequence_parallel: true")
         return self
 
 
@@ -138,15 +140,15 @@ class PrecisionConfig(Strict):
     compute: Literal["bf16", "fp32"] = "bf16"
     frozen: Literal["nf4", "bf16", "fp32"] = Field(
         default="fp32",
-        description="how weights are held that optim.rules or lora freeze; bf16 takes half the memory, and loses "
-        "nothing of published weights; nf4 rounds the trunk's matrices to 4 bits (QLoRA), for runs with lora",
+        description="storage of weights frozen by optim.rules or lora. bf16: half the memory, lossless for published "
+        "weights; nf4: decoder matrices in 4 bits (QLoRA), for runs with lora",
     )
     low_precision: Literal["none", "fp8", "mxfp8_emulated"] = Field(
         default="none", description="8-bit products in forward and input gradient; mxfp8 is emulated in bf16"
     )
     low_precision_maps: list[LowPrecisionMap] = Field(
         default=["attention", "dense_mlp", "shared_experts", "experts"],
-        description="the maps that low_precision is for",
+        description="linear layers that low_precision applies to",
     )
 
     @property
@@ -157,7 +159,7 @@ class PrecisionConfig(Strict):
     @model_validator(mode="after")
     def _check_frozen(self) -> Self:
         if self.frozen == "bf16" and self.compute != "bf16":
-            refuse("frozen", "'bf16' would be converted in every step: set compute to bf16 as well, or this to fp32")
+            refuse("frozen", "'bf16' would be converted in every step; set compute to bf16 too, or this to fp32")
         if self.frozen == "nf4" and self.low_precision != "none":
             refuse("low_precision", f"'{self.low_precision}' is for weights that are not quantised: set it to none")
         return self

@@ -109,13 +109,13 @@ def wrong_rule(config: OptimConfig, table: ParameterTable) -> tuple[str, str] | 
             nearest = ", ".join(f"'{name}'" for name in near or names[:3])
             return (
                 f"rules.{index}.match",
-                f"{shown(repr(rule.match))} matches no parameter of the model; nearest: {nearest}",
+                f"{shown(repr(rule.match))} matches no parameter; nearest: {nearest}",
             )
         if not taken:
             return (
                 f"rules.{index}.match",
-                f"'{rule.match}' is never reached: rules before it take all it matches, such as '{matched[0].name}'; "
-                "put it first",
+                f"'{rule.match}' never applies: earlier rules match everything it matches, such as "
+                f"'{matched[0].name}'; move it up",
             )
         if rule.optimizer is not None and vectors and not OPTIMIZERS[rule.optimizer].trains_vectors:
             return (

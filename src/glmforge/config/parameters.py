@@ -56,7 +56,7 @@ class Parameter:
 
     Attributes:
         name: the published one, as in the model's `state_dict`.
-        shape: of the whole tensor, whatever part of it a rank holds.
+        shape: of the whole tensor, not of a rank's part.
         family: as what an optimizer sees it; a "matrix" may be a stack of them.
         initial: "normal" is N(0, `initializer_range`), "fan_in" N(0, 1 / (3 columns)), whose variance is that of
             `nn.Linear`; both are for tensors of two and three dims.
@@ -93,7 +93,9 @@ class Parameter:
     def __post_init__(self) -> None:
         cut = {"tp": self.tp_dim is not None, "ep": self.expert}
         if wrong := [axis for axis in self.partial if cut.get(axis)]:
-            raise ValueError(f"{self.name}: is cut over {wrong[0]}, so there is nothing to sum along it")
+            raise ValueError(
+                f"{self.name}: is sharded over {wrong[0]}, so its gradient cannot be a partial sum over it"
+            )
         if self.initial in ("normal", "fan_in") and len(self.shape) not in (2, 3):
             raise ValueError(f"{self.name}: of shape {self.shape} cannot be drawn; choose zeros or ones")
 
@@ -127,8 +129,8 @@ class ParameterTable(Mapping[str, Parameter]):
     def __getitem__(self, name: str) -> Parameter:
         if name not in self._rows:
             raise UndeclaredParameterError(
-                f"{name}: is no declared parameter; give it a row in glmforge/config/parameters.py, or extend the "
-                "table with one (ParameterTable.extended)"
+                f"{name}: parameter is not declared; add a row in glmforge/config/parameters.py, or extend the table "
+                "(ParameterTable.extended)"
             )
         return self._rows[name]
 
@@ -142,7 +144,7 @@ class ParameterTable(Mapping[str, Parameter]):
         """This table and `rows` after it. Raises `ValueError` for a name that is declared already."""
         rows = list(rows)
         if known := [row.name for row in rows if row.name in self]:
-            raise ValueError(f"{known[0]}: is declared already")
+            raise ValueError(f"{known[0]}: is already declared")
         return ParameterTable([*self.values(), *rows])
 
     def shapes(self) -> dict[str, Shape]:
@@ -160,7 +162,7 @@ def parameter_table(config: ModelConfig) -> ParameterTable:
 
 
 def outer_rows(config: ModelConfig) -> Iterator[Parameter]:
-    """The rows outside the layers: embedding, final norm, the language-model head unless it is tied or there is none,
+    """The rows outside the layers: embedding, final norm, the language-model head unless it is tied or absent,
     and the other heads."""
     vocabulary = config.vocab_size, config.hidden_size
     yield Parameter(name=EMBEDDING, shape=vocabulary, family="embedding", initial="normal", tp_dim=0, partial=COMPLETE)

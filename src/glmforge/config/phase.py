@@ -33,10 +33,10 @@ MAX_RAMP_SIZES = 10_000
 class BatchRamp(Strict):
     """Batches that grow in equal steps: start, start + increment, ... up to the phase's batch_size."""
 
-    start: PositiveInt = Field(description="sequences per step at first")
-    increment: PositiveInt = Field(description="sequences by which the batch grows each time")
+    start: PositiveInt = Field(description="initial sequences per step")
+    increment: PositiveInt = Field(description="sequences added at each increase")
     tokens: PositiveInt = Field(
-        description="after so many tokens of the phase the batch is full; each smaller size gets an equal share"
+        description="tokens of the phase until the full batch size; each smaller size gets an equal share"
     )
 
 
@@ -57,45 +57,46 @@ class PhaseConfig(Strict):
     epochs: PositiveFloat | None = Field(
         default=None,
         le=1_000_000,
-        description="length in passes: until the source that is through first has been gone through so often",
+        description="length in epochs of the source that finishes first",
     )
     seq_len: PositiveInt
-    batch_size: PositiveInt = Field(description="sequences per optimizer step, all ranks together")
-    batch_ramp: BatchRamp | None = Field(default=None, description="None uses batch_size from the first step")
+    batch_size: PositiveInt = Field(description="global batch: sequences per optimizer step over all ranks")
+    batch_ramp: BatchRamp | None = Field(default=None, description="None: batch_size from the first step")
     document_mask: bool = Field(default=True, description="attention and loss stop at document boundaries")
     packing: Literal["truncate", "best_fit", "single"] = Field(
         default="truncate",
-        description="truncate cuts the stream of documents every seq_len tokens; best_fit cuts only documents that are "
-        "longer, and packs whole ones; single gives each document a row of its own, and refuses longer ones",
+        description="truncate: cut the token stream every seq_len tokens; best_fit: pack whole documents and cut "
+        "only longer ones; single: one document per row, longer ones are refused",
     )
     fim_rate: float = Field(
-        default=0.0, ge=0, le=1, description="share of the documents of code sources that become fill-in-the-middle"
+        default=0.0, ge=0, le=1, description="fraction of documents from code sources turned into fill-in-the-middle"
     )
     sources: dict[str, PositiveFloat] | None = Field(
-        default=None, min_length=1, description="weights of this phase; a source not named is not drawn"
+        default=None, min_length=1, description="source weights of this phase; sources not listed are not used"
     )
-    rope_theta: PositiveFloat | None = Field(default=None, description="None is the model's own")
+    rope_theta: PositiveFloat | None = Field(default=None, description="None: the model's")
     balance: Literal["bias", "aux", "sinkhorn"] = Field(
         default="bias",
-        description="how expert load is balanced: a correction bias that follows the load (loss-free), an auxiliary "
-        "loss alone, or Sinkhorn-normalised routing in each sequence",
+        description="expert load balancing. bias: loss-free correction bias; aux: auxiliary loss only; sinkhorn: "
+        "Sinkhorn-normalised routing per sequence",
     )
     router_bias_rate: NonNegativeFloat = Field(
         default_factory=_default_bias_rate,
-        description="step of the correction bias; 0 freezes it. 1e-3 with balance: bias, else 0",
+        description="update rate of the correction bias; 0 freezes it. Default 1e-3 with balance: bias, else 0",
     )
     aux_loss_weight: NonNegativeFloat = Field(
         default_factory=_default_aux_weight,
-        description="sequence-level balance loss. 1e-4 with balance: bias, 1e-2 with aux, 0 with sinkhorn",
+        description="weight of the sequence-level balance loss. Default 1e-4 with balance: bias, 1e-2 with aux, 0 "
+        "with sinkhorn",
     )
     mtp_loss_weight: NonNegativeFloat = 0.3
     z_loss_weight: NonNegativeFloat = Field(
-        default=0.0, description="mean (log Z)^2 of the next token's logits, which keeps them from drifting; PaLM: 1e-4"
+        default=0.0, description="weight of the z-loss, mean (log Z)^2 of the next-token logits; PaLM uses 1e-4"
     )
     capacity_factor: PositiveFloat | None = Field(
         default=None,
-        description="an expert takes at most this times the mean load of the tokens that a rank routes at once; "
-        "None drops nothing",
+        description="most tokens per expert, relative to the mean load of the tokens a rank routes at once; None: no "
+        "tokens dropped",
     )
 
     @property
@@ -155,8 +156,8 @@ class PhaseConfig(Strict):
             return self.steps - steps
         if self.tokens is None:
             raise ConfigError(
-                f"phase '{self.name}': is {self.epochs:g} epochs long, and how much that is only its data tell: where "
-                "they are not read, give tokens or steps (epochs=null steps=1000)"
+                f"phase '{self.name}': is {self.epochs:g} epochs long, and the data that define an epoch are not "
+                "read here; set tokens or steps instead (epochs=null steps=1000)"
             )
         return -(-(self.tokens - first * self.seq_len) // (size * self.seq_len))
 
@@ -166,7 +167,7 @@ class PhaseConfig(Strict):
         if len(given) != 1:
             refuse(
                 "tokens",
-                "give exactly one of 'tokens', 'steps' and 'epochs'; "
+                "set exactly one of 'tokens', 'steps' and 'epochs'; "
                 f"{' and '.join(given) or 'none'} set in phase '{self.name}' (null unsets)",
             )
         return self
@@ -191,12 +192,12 @@ class PhaseConfig(Strict):
         if self.balance != "bias" and self.router_bias_rate:
             refuse(
                 "router_bias_rate",
-                f"{self.router_bias_rate:g} moves biases, but balance is '{self.balance}': leave it out, or set "
+                f"{self.router_bias_rate:g} updates biases, but balance is '{self.balance}'; remove it, or set "
                 "balance to 'bias'",
             )
         if self.balance == "aux" and not self.aux_loss_weight:
             refuse(
                 "aux_loss_weight",
-                "0 leaves nothing to balance experts by with 'aux'; give a weight such as 1e-2",
+                "0 disables all balancing with balance: aux; set a weight such as 1e-2",
             )
         return self

@@ -18,7 +18,7 @@ V_SCHEDULES = ("zbv", "dualpipev")
 
 
 def stages_per_rank(parallel: ParallelConfig) -> int:
-    """Model parts on one pipeline rank; `ConfigError` where the schedule does not allow the number asked for."""
+    """Model parts on one pipeline rank; `ConfigError` where the schedule does not allow the number requested."""
     schedule, wanted = parallel.pipeline_schedule, parallel.pipeline_stages_per_rank
     if parallel.pp == 1:
         return 1
@@ -68,12 +68,12 @@ def _balanced(costs: tuple[int, ...], tail: int, num_stages: int) -> tuple[int, 
         return range(start + 1, num_layers - max(0, stages - 2) + 1)
 
     @cache
-    def dearest(start: int, stages: int) -> int:
+    def highest_cost(start: int, stages: int) -> int:
         if stages == 1:
             return stage_cost(start, num_layers)
-        return min(max(prefix[stop] - prefix[start], dearest(stop, stages - 1)) for stop in stops(start, stages))
+        return min(max(prefix[stop] - prefix[start], highest_cost(stop, stages - 1)) for stop in stops(start, stages))
 
-    limit = dearest(0, num_stages)
+    limit = highest_cost(0, num_stages)
 
     @cache
     def evenest(start: int, stages: int) -> tuple[int, tuple[int, ...]]:
@@ -83,7 +83,7 @@ def _balanced(costs: tuple[int, ...], tail: int, num_stages: int) -> tuple[int, 
         options = []
         for stop in stops(start, stages):
             cost = prefix[stop] - prefix[start]
-            if cost <= limit and dearest(stop, stages - 1) <= limit:
+            if cost <= limit and highest_cost(stop, stages - 1) <= limit:
                 squares, split = evenest(stop, stages - 1)
                 options.append((cost**2 + squares, (stop - start, *split)))
         return min(options)

@@ -40,7 +40,7 @@ def scale_name(name: str) -> str:
 
 
 def cut_block(table: ParameterTable, tp: int) -> str | None:
-    """A weight to be quantised whose inputs on each rank of tp are no whole blocks; None if there is none."""
+    """A weight to be quantised whose inputs on each rank of tp are no whole blocks, or None."""
     for row in filter(is_quantised, table.values()):
         ranks = tp if row.tp_dim == len(row.shape) - 1 else 1
         if row.shape[-1] % (BLOCK * ranks):

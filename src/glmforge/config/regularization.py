@@ -15,20 +15,23 @@ class EwcConfig(Strict):
     fisher: YamlPath = Field(description="directory that 'glmforge fisher' wrote")
     strength: PositiveFloat = Field(
         default=1.0,
-        description="tokens of the text behind the Fisher information that count as much as one of the new text",
+        description="tokens of the Fisher text that weigh as much as one token of the new text",
     )
 
 
 class RegularizationConfig(Strict):
     """GLM trains with weight decay only; these are for small models and fine-tuning on little data."""
 
-    dropout: float = Field(default=0.0, ge=0, lt=1, description="of what attention and MLP add to the residual stream")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="on attention and MLP outputs, before the residual")
     attention_dropout: float = Field(
-        default=0.0, ge=0, lt=1, description="of attention probabilities; takes the slow exact kernel"
+        default=0.0, ge=0, lt=1, description="on attention probabilities; uses the slow exact kernel"
     )
     neftune_alpha: NonNegativeFloat = Field(
         default=0.0,
-        description="in stage sft: noise on embeddings, uniform within alpha / sqrt(length x hidden_size) (NEFTune, "
-        "arXiv 2310.05914); 5 is usual, 0 is none",
+        description="in stage sft: uniform noise on embeddings within alpha / sqrt(length x hidden_size) (NEFTune, "
+        "arXiv 2310.05914); usually 5, 0 disables it",
     )
-    ewc: EwcConfig | None = Field(default=None, description="pulls weights back that other text depends on; None: not")
+    ewc: EwcConfig | None = Field(
+        default=None,
+        description="elastic weight consolidation: penalise changes to weights that earlier text depends on; None: off",
+    )

@@ -80,7 +80,7 @@ class Role:
         return self.is_trained or self.forwards > 0
 
     def parameters(self, model: ModelConfig) -> ParameterTable:
-        """What the role holds, adapters included. `model`: the run's, if it has none of its own."""
+        """What the role holds, adapters included. `model`: the run's, if the role has no own model."""
         heads = {"score": 1} if self.model is None else self.model.heads or {"score": 1}
         model = self.model or model
         if not self.has_vocabulary:

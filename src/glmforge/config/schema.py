@@ -47,27 +47,25 @@ class RunConfig(Strict):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="also the name of its directory")
     output_dir: YamlPath = Field(default_factory=lambda earlier: Path("runs") / earlier["name"])
-    stage: StageName = Field(default="pretrain", description="what is trained; 'glmforge train --help' lists them")
+    stage: StageName = Field(default="pretrain", description="training stage; 'glmforge train --help' lists them")
     backend: Literal["native"] = Field(
-        default="native", description="what carries out the steps; native: PyTorch's FSDP2, DTensor and pipelining"
+        default="native", description="training backend; native: PyTorch's FSDP2, DTensor and pipelining"
     )
     seed: NonNegativeInt = 0
     init_from: YamlPath | None = Field(
         default=None,
-        description="what the run starts from: a Hugging Face directory, a run, a step of a run (RUN@STEP) or one "
-        "checkpoint; None draws weights from seed",
+        description="initial weights: a Hugging Face directory, a run, a step of a run (RUN@STEP) or a checkpoint; "
+        "None: random weights from seed",
     )
     init_cache_dir: YamlPath | None = Field(
         default=None,
-        description="directory on each node's own disk that a Hugging Face directory in init_from is copied to first; "
-        "None reads it in place",
+        description="directory on each node's local disk that a Hugging Face directory in init_from is copied to "
+        "first; None: read in place",
     )
     model: ModelConfig
     data: DataConfig
     phases: list[PhaseConfig] = Field(min_length=1)
-    lora: LoraConfig | None = Field(
-        default=None, description="adapters that are trained instead of init_from's weights"
-    )
+    lora: LoraConfig | None = Field(default=None, description="train adapters instead of init_from's weights")
     optim: OptimConfig = OptimConfig()
     regularization: RegularizationConfig = RegularizationConfig()
     parallel: ParallelConfig = ParallelConfig()
@@ -107,7 +105,7 @@ class RunConfig(Strict):
         return tokens
 
     def steps_before(self, samples: Mapping[str, int]) -> int:
-        """Steps that take, of each phase by name, so many of its first samples, as planned."""
+        """Steps that take, of each phase by name, this many of its first samples, as planned."""
         return sum(phase.steps_before(samples.get(phase.name, 0)) for phase in self.phases)
 
     def source_weights(self, phase: PhaseConfig) -> dict[str, float]:
@@ -125,11 +123,13 @@ class RunConfig(Strict):
         check_stage(self.stage, self, self.phases, self.init_from)
         if not self.model.lm_head:
             if STAGES[self.stage].needs_lm_head:
-                refuse("model.lm_head", f"stage '{self.stage}' trains on next tokens: leave it out, or set it to true")
+                refuse(
+                    "model.lm_head", f"stage '{self.stage}' trains on next tokens; remove this key or set it to true"
+                )
             for field, value in (("samples", self.observe.samples), ("needles", self.observe.needles)):
                 if value is not None:
                     refuse(
-                        f"observe.{field}", "needs generated or scored text, and model.lm_head is false: leave it out"
+                        f"observe.{field}", "needs a language-model head, but model.lm_head is false; remove this key"
                     )
         return self
 
@@ -144,7 +144,7 @@ class RunConfig(Strict):
             for unknown in sorted(set(phase.sources or ()) - set(names)):
                 refuse(
                     f"phases.{index}.sources.{unknown}",
-                    f"no such source; data.sources has {', '.join(names)}",
+                    f"unknown source; data.sources has {', '.join(names)}",
                 )
         return self
 
@@ -155,8 +155,8 @@ class RunConfig(Strict):
             if phase.fim_rate and not code & self.source_weights(phase).keys():
                 refuse(
                     f"phases.{index}.fim_rate",
-                    f"{phase.fim_rate:g}, but phase '{phase.name}' draws from no source of code; set code: true on "
-                    "those that are, or leave fim_rate out",
+                    f"{phase.fim_rate:g}, but phase '{phase.name}' has no code source; set code: true on the code "
+                    "sources, or remove fim_rate",
                 )
         return self
 
@@ -176,23 +176,23 @@ class RunConfig(Strict):
     def _check_lora(self) -> Self:
         if self.lora is None:
             if self.checkpoint.mode == "lite":
-                refuse("checkpoint.mode", "lite is for adapters (lora): leave it out, or set it to full")
+                refuse("checkpoint.mode", "lite is for adapters (lora) only; remove it, or set it to full")
             if self.precision.frozen == "nf4":
-                refuse("precision.frozen", "'nf4' is for runs with adapters (lora): set it to bf16 or fp32")
+                refuse("precision.frozen", "'nf4' is for runs with adapters (lora) only; set it to bf16 or fp32")
             return self
         if self.init_from is None:
-            refuse("lora", "adapts trained weights: name them in init_from, or leave this out")
+            refuse("lora", "adapters need base weights; set init_from, or remove this section")
         for index, phase in enumerate(self.phases):
             if phase.router_bias_rate and phase.balance == "bias":
                 refuse(
                     f"phases.{index}.router_bias_rate",
-                    f"{phase.router_bias_rate:g} would move a bias of the base model, which no adapter holds: leave it "
-                    "out, or set it to 0",
+                    f"{phase.router_bias_rate:g} would update a bias of the base model, which adapters cannot store; "
+                    "remove it, or set it to 0",
                 )
         if self.lora.dropout and self.parallel.ep_overlap:
-            refuse("lora.dropout", "needs whole micro-batches: set it to 0, or parallel.ep_overlap to false")
+            refuse("lora.dropout", "needs unsplit micro-batches; set it to 0, or parallel.ep_overlap to false")
         if self.regularization.ewc is not None:
-            refuse("regularization.ewc", "holds weights near their start that lora freezes: leave one of them out")
+            refuse("regularization.ewc", "penalises changes to weights that lora freezes; remove one of them")
         return self
 
     @model_validator(mode="after")
@@ -200,7 +200,7 @@ class RunConfig(Strict):
         if self.lora is None or self.precision.frozen != "nf4":
             return self
         if self.lora.dora:
-            refuse("lora.dora", "needs the lengths of rows, which 'nf4' rounds: leave it out, or set precision.frozen")
+            refuse("lora.dora", "needs exact row norms, which 'nf4' rounds; remove it, or set precision.frozen")
         if name := cut_block(table_with(self.model, self.lora), self.parallel.tp):
             refuse(
                 "precision.frozen",
@@ -215,7 +215,7 @@ class RunConfig(Strict):
         own = {self.output_dir.absolute() / name for name in ("", "checkpoints", "tensorboard")}
         for key, place in apart.items():
             if place is not None and place.absolute() in own:
-                refuse(key, f"{place} is in output_dir by itself: leave it out, or name a directory apart from it")
+                refuse(key, f"{place} lies inside output_dir; remove it, or choose a directory outside")
         return self
 
     @model_validator(mode="after")
@@ -226,7 +226,7 @@ class RunConfig(Strict):
         if stopping is not None and self.observe.evaluate_every is None:
             refuse("observe.early_stopping", "needs evaluations: set observe.evaluate_every")
         if self.observe.samples is not None and self.observe.evaluate_every is None:
-            refuse("observe.samples", "are written at evaluations: set observe.evaluate_every")
+            refuse("observe.samples", "are written at evaluations; set observe.evaluate_every")
         if stopping is not None and stopping.source is not None and stopping.source not in names:
             refuse("observe.early_stopping.source", f"'{stopping.source}' is not in data.held_out: {', '.join(names)}")
         return self
@@ -237,20 +237,20 @@ class RunConfig(Strict):
         if needles is None:
             return self
         if self.observe.evaluate_every is None:
-            refuse("observe.needles", "are looked for at evaluations: set observe.evaluate_every")
+            refuse("observe.needles", "run at evaluations; set observe.evaluate_every")
         if needles.haystack is not None and needles.haystack not in names:
             refuse("observe.needles.haystack", f"'{needles.haystack}' is not in data.held_out: {', '.join(names)}")
         longest = max(phase.seq_len for phase in self.phases)
         if max(needles.lengths) > longest:
             refuse(
                 "observe.needles.lengths",
-                f"{max(needles.lengths)} is longer than the sequences of any phase ({longest}); take it out, and "
-                "test longer ones with 'glmforge evaluate needles'",
+                f"{max(needles.lengths)} is longer than any phase's sequences ({longest}); remove it, and test "
+                "longer texts with 'glmforge evaluate needles'",
             )
         if needles.answers == "generated" and self.parallel.cp > 1:
             refuse(
                 "observe.needles.answers",
-                "'generated' needs whole texts on each rank, and parallel.cp is more than 1; set it to 'scored'",
+                "'generated' needs whole texts on each rank, but parallel.cp is more than 1; set it to 'scored'",
             )
         return self
 
@@ -258,7 +258,7 @@ class RunConfig(Strict):
     def _check_spikes(self) -> Self:
         saved = self.checkpoint.every_steps or self.checkpoint.ephemeral_every_steps
         if self.fault_tolerance.spikes is not None and not saved:
-            refuse("fault_tolerance.spikes", "needs checkpoints to go back to: set checkpoint.every_steps")
+            refuse("fault_tolerance.spikes", "rollback needs checkpoints; set checkpoint.every_steps")
         return self
 
     @model_validator(mode="after")
@@ -267,8 +267,8 @@ class RunConfig(Strict):
         if hang is not None and hang >= group:
             refuse(
                 "fault_tolerance.hang_timeout_s",
-                f"{hang:g} is not less than parallel.process_group_timeout_s = {group}, after which a rank ends and "
-                "writes no stacks; make it smaller, or null",
+                f"{hang:g} is not less than parallel.process_group_timeout_s = {group}, after which a rank is killed "
+                "without writing stacks; lower it, or set null",
             )
         return self
 
@@ -295,8 +295,8 @@ def declare_stage(stage: StageDeclaration) -> None:
     for name, kind in stage.sections.items():
         annotation: Any = kind | None
         if name in fields and fields[name].annotation != annotation:
-            raise ValueError(f"stage {stage.name}: section '{name}' of a run is already declared; take another name")
-        default = Field(default=None, description=f"of stage {stage.name}; null elsewhere")
+            raise ValueError(f"stage {stage.name}: section '{name}' is already declared; choose another name")
+        default = Field(default=None, description=f"settings of stage {stage.name}; null in other stages")
         after = {key: fields.pop(key) for key in tuple(fields)[tuple(fields).index("lora") :]}  # written after phases
         fields.update({name: FieldInfo.from_annotated_attribute(annotation, default)} | after)
     STAGES[stage.name] = stage

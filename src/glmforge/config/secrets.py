@@ -1,6 +1,6 @@
-"""Variables that hold secrets: their values go from process to process, and into no file, log or screen of ours.
+"""Variables that hold secrets: their values go from process to process, and into no file, log or screen of glmforge.
 
-A launched job's options say `***` in place of such a value, which means: taken from the environment of whoever
+A launched job's options say `***` in place of such a value, which means: taken from the environment of the user who
 submits the job.
 """
 
@@ -39,7 +39,7 @@ def take_secrets(variables: Mapping[str, Any]) -> dict[str, Any]:
         try:
             os.environ[name] = text
         except ValueError:  # a null byte, or a name with an equals sign
-            raise ConfigError(f"env.{name!r}: no variable can have this name or value; correct it") from None
+            raise ConfigError(f"env.{name!r}: invalid variable name or value; correct it") from None
     return taken
 
 
@@ -48,5 +48,5 @@ def require_secrets(names: Iterable[str], environment: Mapping[str, str] = os.en
     missing = ", ".join(name for name in names if name not in environment)
     if missing:
         raise LaunchError(
-            f"env: the job's files do not hold the value of {missing}; set it in the environment, and submit again"
+            f"env: the value of {missing} is not stored in the job's files; set it in the environment, and submit again"
         )

@@ -1,4 +1,4 @@
-"""`stage`: what a run trains. It decides which settings a run has, and what those are that it leaves out.
+"""`stage`: what a run trains. It decides which settings a run has, and what those are that it omits.
 
 A stage is declared once, as a `StageDeclaration` in `STAGES`: configurations, training, plans, the check whether a run
 fits, help and docs read it there. `PLANNED_STAGES` are those that `glmforge plan --stage` knows and no run trains yet.
@@ -40,8 +40,8 @@ SAMPLES_OF_SFT: Mapping[str, Any] = {
     "temperature": 0.0,
     "weight_bytes": 1 << 30,
 }
-"""`observe.samples` of a run that evaluates on conversations and does not say. Nobody has planned for it, so it keeps
-few gathered weights: a large model takes longer, and no run ends for want of memory."""
+"""`observe.samples` of a run that evaluates on conversations without setting it. It was not planned for, so it keeps
+few gathered weights: a large model takes longer, and no run ends for lack of memory."""
 
 
 class SftConfig(Strict):
@@ -49,7 +49,7 @@ class SftConfig(Strict):
 
     mean: Literal["tokens", "conversations"] = Field(
         default="tokens",
-        description="what the loss is a mean over: trained tokens, or conversations, which then count alike",
+        description="what the loss averages over: trained tokens, or conversations with equal weight",
     )
 
 
@@ -97,11 +97,13 @@ class StageDeclaration:
 
 def _check_sft_phase(place: str, phase: PhaseConfig) -> None:
     if phase.packing == "truncate":
-        refuse(f"{place}.packing", "'truncate' would cut conversations: take 'best_fit', the default of stage 'sft'")
+        refuse(f"{place}.packing", "'truncate' would cut conversations; use 'best_fit', the default of stage 'sft'")
     if not phase.document_mask:
-        refuse(f"{place}.document_mask", "in stage 'sft' conversations of a row must not see each other: leave it out")
+        refuse(
+            f"{place}.document_mask", "in stage 'sft' conversations in a row must not attend to each other; remove it"
+        )
     if phase.fim_rate:
-        refuse(f"{place}.fim_rate", "stage 'sft' rearranges no documents: leave it out, or do it in stage 'midtrain'")
+        refuse(f"{place}.fim_rate", "stage 'sft' has no fill-in-the-middle; remove it, or use it in stage 'midtrain'")
 
 
 def _samples_of_sft(given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -128,14 +130,14 @@ STAGES = {
     for stage in (
         StageDeclaration(
             name="pretrain",
-            summary="the whole model on text, from the beginning or on",
+            summary="the whole model on text, from scratch or continued",
             recipe="glmforge.recipes.token_shards:next_token",
             starts_from_weights=False,
             needs_lm_head=True,
         ),
         StageDeclaration(
             name="midtrain",
-            summary="a trained model on a domain, or on longer contexts",
+            summary="a trained model on a new domain or longer contexts",
             recipe="glmforge.recipes.token_shards:next_token",
             needs_lm_head=True,
             phase_defaults=_ADAPTED,
@@ -170,7 +172,7 @@ PLANNED_STAGES = {
             summary="a model with one output per token",
             roles=lambda run: (Role("model", has_vocabulary=False),),
         ),
-        StageDeclaration(name="policy", summary="up to four models, in turns", roles=lambda run: _POLICY),
+        StageDeclaration(name="policy", summary="up to four models, alternately", roles=lambda run: _POLICY),
     )
 }
 """Stages that a configuration cannot say yet."""
@@ -226,7 +228,7 @@ def check_stage(name: str, run: Strict, phases: Sequence[PhaseConfig], init_from
             if path not in stage.settings and operator.attrgetter(path)(run):
                 refuse(
                     path,
-                    f"is for stage '{other.name}', and this run's is '{name}': leave it out, or set stage: "
+                    f"belongs to stage '{other.name}', but this run's stage is '{name}'; remove it, or set stage: "
                     f"{other.name}",
                 )
     for section, kind in stage.sections.items():
@@ -237,8 +239,8 @@ def check_stage(name: str, run: Strict, phases: Sequence[PhaseConfig], init_from
     if stage.starts_from_weights and init_from is None:
         refuse(
             "init_from",
-            f"stage '{name}' goes on from trained weights: name a Hugging Face directory, a checkpoint or a run, "
-            "or set stage: pretrain",
+            f"stage '{name}' starts from trained weights; set a Hugging Face directory, a checkpoint or a run, or "
+            "stage: pretrain",
         )
 
 

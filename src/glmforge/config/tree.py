@@ -1,8 +1,8 @@
 """YAML as a tree that remembers where every value was written.
 
-A run's configuration is put together from several files, a preset and the command line. Merging PyYAML's
+A run's configuration is assembled from several files, a preset and the command line. Merging PyYAML's
 nodes instead of plain dictionaries keeps each value's file and line, so that an error found at the very end,
-after all merging, still points at the line to mend. Trees are never changed in place: every function returns
+after all merging, still points at the line to fix. Trees are never changed in place: every function returns
 a new one.
 
 Scalars follow YAML 1.2's core schema, not PyYAML's 1.1: `1e-3` is a number, `no` is a string, `012` is
@@ -84,7 +84,7 @@ class _Loader(yaml.SafeLoader):
         self._num_values += values
         self._deepest = max(self._deepest, self._depth + levels)
         if self._num_values > MAX_VALUES:
-            raise _refused(mark, f"more than {MAX_VALUES:,} values up to here, aliases counted as what they stand for")
+            raise _refused(mark, f"more than {MAX_VALUES:,} values up to here, aliases expanded")
         if self._deepest > MAX_DEPTH:
             raise _refused(mark, f"nested more than {MAX_DEPTH} levels deep")
 
@@ -107,14 +107,14 @@ class _Dumper(yaml.SafeDumper):
 def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
     digits = node.value.replace("_", "")
     if len(digits.lstrip("+-0")) > _MAX_DIGITS or abs(number := int(digits)) > _MAX_INTEGER:
-        raise ConfigError(f"{where(node)}: {reprlib.repr(digits)} is too large: integers have 64 bits")
+        raise ConfigError(f"{where(node)}: {reprlib.repr(digits)} does not fit into a 64-bit integer")
     return number
 
 
 def _construct_float(loader: _Loader, node: yaml.ScalarNode) -> int | float:
     number = float(node.value.replace("_", ""))
     if not math.isfinite(number):
-        raise ConfigError(f"{where(node)}: {reprlib.repr(node.value)} is too large for a number")
+        raise ConfigError(f"{where(node)}: {reprlib.repr(node.value)} is too large for a float")
     is_count = "e" in node.value.lower() and number.is_integer() and abs(number) < _MAX_INTEGER
     return int(number) if is_count else number
 
@@ -131,8 +131,8 @@ for _kind in (_Loader, _QuickLoader):
 def quick_value(text: str) -> Any:
     """The value of a document, read by libyaml: several times as fast as `parse`, but without lines and bounds.
 
-    For small files that programs of ours have written, of which many are read at once. None for whatever is not as
-    `dump` writes it: `parse` it then, which says what is wrong.
+    For small files that programs of glmforge have written, of which many are read at once. None for anything that is
+    not as `dump` writes it: `parse` it then, which says what is wrong.
     """
     if "&" in text or "*" in text or len(text) > _MAX_QUICK:
         return None
@@ -169,7 +169,7 @@ def _check(node: Node) -> None:
     if isinstance(node, yaml.ScalarNode):
         _check_scalar(node)
     elif node.tag not in _COLLECTIONS:
-        raise ConfigError(f"{where(node)}: {shown(node.tag)} is no type of a configuration; leave the tag out")
+        raise ConfigError(f"{where(node)}: {shown(node.tag)} is not an allowed YAML tag; remove it")
     elif isinstance(node, yaml.MappingNode):
         _check_keys(node)
     for item in _children(node):
@@ -180,9 +180,11 @@ def _check_scalar(node: yaml.ScalarNode) -> None:
     pattern = _SCALARS.get(node.tag)
     if node.tag != _TAG + "str" and not (pattern and pattern.match(node.value)):
         value, tag = reprlib.repr(node.value), shown(node.tag)
-        raise ConfigError(f"{where(node)}: {value} cannot be read as {tag}; leave the tag out")
+        raise ConfigError(f"{where(node)}: {value} cannot be read as {tag}; remove the tag")
     if _SURROGATE.search(node.value):
-        raise ConfigError(f"{where(node)}: {reprlib.repr(node.value)} holds half of a surrogate pair: no character")
+        raise ConfigError(
+            f"{where(node)}: {reprlib.repr(node.value)} contains a lone surrogate, which is not a character"
+        )
 
 
 def _children(node: Node) -> list[Node]:
@@ -200,7 +202,7 @@ def _check_keys(mapping: yaml.MappingNode) -> None:
             raise ConfigError(f"{where(key)}: a key must be a name, not {written}: quote it")
         _check_scalar(key)
         if key.value in seen:
-            raise ConfigError(f"{where(key)}: the key '{shown(key.value)}' is given twice")
+            raise ConfigError(f"{where(key)}: the key '{shown(key.value)}' appears twice")
         seen.add(key.value)
 
 
@@ -231,12 +233,12 @@ def dump(value: object) -> str:
 def as_mapping(node: Node) -> yaml.MappingNode:
     """`node` if it is a mapping, else `ConfigError`."""
     if not isinstance(node, yaml.MappingNode):
-        raise ConfigError(f"{where(node)}: a configuration is a mapping of keys to values")
+        raise ConfigError(f"{where(node)}: expected a mapping of keys to values")
     return node
 
 
 def child(node: Node | None, part: str | int) -> Node | None:
-    """The value under a key or index, None where there is none."""
+    """The value under a key or index, or None."""
     if isinstance(node, yaml.MappingNode):
         return next((value for key, value in node.value if key.value == part), None)
     if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and 0 <= part < len(node.value):
@@ -277,7 +279,9 @@ def assign(node: Node, path: Sequence[str], value: Node, source: str) -> Node:
     if isinstance(node, yaml.SequenceNode):
         index = int(part) if part.isdecimal() else -1
         if not 0 <= index < len(node.value):
-            raise ConfigError(f"{source}: '{part}' is no item of a list of {len(node.value)}: they count from 0")
+            raise ConfigError(
+                f"{source}: '{part}' is not an index of this list of {len(node.value)} items; indices start at 0"
+            )
         items = [assign(item, rest, value, source) if i == index else item for i, item in enumerate(node.value)]
         return yaml.SequenceNode(node.tag, items, node.start_mark, node.end_mark)
     empty = yaml.MappingNode(_TAG + "map", [], value.start_mark, value.end_mark)
@@ -297,7 +301,7 @@ def override(tree: Node, text: str, example: str) -> Node:
     if not (equals and all(key.split("."))):
         raise ConfigError(f"{source}: must have the form dotted.key=value, such as {example}")
     if not value.strip():
-        raise ConfigError(f"{source}: has no value; write {key}=null to unset it")
+        raise ConfigError(f"{source}: value is missing; write {key}=null to unset the key")
     return assign(tree, key.split("."), from_value(to_value(parse(value, source)), source), source)
 
 

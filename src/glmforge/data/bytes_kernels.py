@@ -65,7 +65,7 @@ def _trailing_zeros(_: Any, value: Any) -> Any:
 
 
 trailing_zeros: Any = intrinsic(_trailing_zeros)
-"""Zero bits below the lowest one bit of a uint64; 64 if there is none."""
+"""Zero bits below the lowest one bit of a uint64, or 64."""
 
 
 @compiled(inline="always")
@@ -77,7 +77,7 @@ def mixed(value: np.uint64) -> np.uint64:
 
 @non_allocating
 def hash_bytes(text: Any, start: int, stop: int) -> np.uint64:
-    """Hash of `text[start:stop]` (uint8). Equal bytes have equal hashes, of whatever array they are part."""
+    """Hash of `text[start:stop]` (uint8). Equal bytes have equal hashes, of any array they are part."""
     value = _SEED + np.uint64(stop - start) * _MULTIPLIER
     position = start
     while position + 8 < stop:

@@ -7,7 +7,7 @@ of them compiles all anew.
 
 It is beside the package or, where that cannot be written, in the user's cache; NUMBA_CACHE_DIR, if set, names another
 place, such as a node's own disk on a cluster. numba runs what lies there, so a directory that is not beside the package
-has to be the user's alone; without one, every process compiles anew.
+must be the user's alone; without one, every process compiles anew.
 """
 
 import hashlib
@@ -106,7 +106,7 @@ def _directory(package: Path) -> Path | None:
             _forget_old_versions(directory)
             return directory
         reason = f"{directory} cannot be written"
-    _log.warning("compiled loops are not kept, each process compiles them again: %s", reason)
+    _log.warning("the cache of compiled loops is not writable, each process recompiles them: %s", reason)
     return None
 
 

@@ -1,7 +1,7 @@
 """Copies of files from shared storage on a node's own disk.
 
-Whoever copies holds the lock of the directory (`glmforge.data.files.alone_in`): a second process, of this run or
-another one, waits and then finds all there, and if the copying process dies, the lock goes to the next. A file takes
+The process that copies holds the lock of the directory (`glmforge.data.files.alone_in`): a second process, of this run
+or another one, waits and then finds all there, and if the copying process dies, the lock goes to the next. A file takes
 its name when it is whole, on the disk, as long as the original and of the checksum that is known of it; it then gets
 the original's time of change, by which (with the length, as rsync does) a later run sees that the copy is still good.
 So copying that was interrupted goes on with the files that are not there.
@@ -77,7 +77,7 @@ def _check_space(cache_dir: Path, needed: int, setting: str, what: str) -> None:
     if needed > free:
         raise DataError(
             f"{setting} {cache_dir}: {needed / 1e9:,.1f} GB of {what} are to be copied and {free / 1e9:,.1f} GB are "
-            f"free; make room, choose another disk, or set {setting.rpartition('.')[2]} to null"
+            f"free; free some space, choose another disk, or set {setting.rpartition('.')[2]} to null"
         )
 
 
@@ -86,9 +86,7 @@ def _copy(file: Copy) -> None:
     try:
         checksum = _write_copy(file.original, file.path)
         if file.checksum not in (None, checksum):
-            raise DataError(
-                f"{file.original}: is damaged: its checksum is not the one noted when it was made; make it again"
-            )
+            raise DataError(f"{file.original}: is damaged: its checksum differs from the recorded one; create it again")
         publish(file.path)
     finally:
         discard_partial(file.path)
@@ -107,7 +105,7 @@ def _write_copy(original: Path, copy: Path) -> str:
             os.fsync(target.fileno())
         os.utime(partial, ns=(status.st_atime_ns, status.st_mtime_ns))
     if partial.stat().st_size != status.st_size:
-        raise DataError(f"{original}: changed while it was copied; start again when it is whole")
+        raise DataError(f"{original}: changed while it was copied; retry when writing has finished")
     return digest.hexdigest()
 
 

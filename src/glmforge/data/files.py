@@ -42,7 +42,7 @@ def open_partial(path: Path, *, wait: bool = False) -> BinaryIO:
                     return file
             except BlockingIOError:
                 file.close()
-                raise DataError(f"{path}: another process is writing it: wait, or choose another name") from None
+                raise DataError(f"{path}: another process is writing it; wait, or choose another name") from None
             file.close()  # between opening and locking it, another process gave it its name
 
 
@@ -94,7 +94,7 @@ def _write_through(file: BinaryIO, data: bytes) -> None:
 
 @contextmanager
 def alone_in(directory: Path) -> Iterator[None]:
-    """Hold the lock of `directory`, which is made if need be; waits for whoever holds it."""
+    """Hold the lock of `directory`, which is made if need be; waits for its holder."""
     with disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
         lock = (directory / CACHE_LOCK).open("w")
@@ -108,19 +108,19 @@ def refuse_existing(path: Path, overwrite: bool) -> None:
     with disk_errors(path):
         is_there = path.exists()
     if is_there and not overwrite:
-        raise DataError(f"{path}: exists already: choose another name, or replace it with --force")
+        raise DataError(f"{path}: already exists; choose another name, or pass --force to overwrite it")
 
 
 def refuse_unwritable(path: Path, overwrite: bool) -> None:
-    """Raise unless a file of that name may be made or replaced: told before hours of work, not after."""
+    """Raise unless a file of that name may be made or replaced: checked before hours of work, not after."""
     refuse_existing(path, overwrite)
     if path.is_dir():
-        raise DataError(f"{path}: is a directory: give the name of a file")
+        raise DataError(f"{path}: is a directory; pass a file name")
     place = next(parent for parent in path.absolute().parents if parent.exists())
     if not place.is_dir():
-        raise DataError(f"{path}: cannot be written ({place} is a file): choose another place")
+        raise DataError(f"{path}: cannot be written ({place} is a file); choose another path")
     if not os.access(place, os.W_OK | os.X_OK):
-        raise DataError(f"{path}: cannot be written (no permission in {place}): choose another place")
+        raise DataError(f"{path}: cannot be written (no permission in {place}); choose another path")
 
 
 @contextmanager
@@ -129,24 +129,24 @@ def disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = _ADVICE.get(error.errno or 0, "choose another place")
+        advice = _ADVICE.get(error.errno or 0, "choose another path")
         raise DataError(f"{path}: cannot be written ({_refusal(error, path)}): {advice}") from error
 
 
 _ADVICE = {
-    errno.ENOSPC: "free space there or choose another place",
-    errno.EDQUOT: "free space within your quota or choose another place",
-    errno.EFBIG: "raise the limit on file sizes (ulimit -f) or choose another place",
-    errno.EMFILE: "raise the limit on open files (ulimit -n)",
-    errno.EACCES: "make it accessible to this user or choose another place",
-    errno.EPERM: "make it accessible to this user or choose another place",
-    errno.EROFS: "mount it writable or choose another place",
-    errno.ENOENT: "something removed a file or directory just now: see that nothing else works there, and run again",
-    errno.ENOTDIR: "a file stands where a directory is to be: move it away or choose another place",
-    errno.EEXIST: "a file stands where a directory is to be: move it away or choose another place",
-    errno.EISDIR: "a directory stands where a file is to be: move it away or choose another place",
+    errno.ENOSPC: "free some space or choose another path",
+    errno.EDQUOT: "free some of your quota or choose another path",
+    errno.EFBIG: "raise the file size limit (ulimit -f) or choose another path",
+    errno.EMFILE: "raise the open file limit (ulimit -n)",
+    errno.EACCES: "fix its permissions or choose another path",
+    errno.EPERM: "fix its permissions or choose another path",
+    errno.EROFS: "remount it writable or choose another path",
+    errno.ENOENT: "a file or directory was removed meanwhile; make sure that nothing else writes there, and run again",
+    errno.ENOTDIR: "a file is in the way of a directory; move it or choose another path",
+    errno.EEXIST: "a file is in the way of a directory; move it or choose another path",
+    errno.EISDIR: "a directory is in the way of a file; move it or choose another path",
     errno.ENAMETOOLONG: "choose a shorter name",
-    errno.EIO: "the disk or the network to it fails: choose another place",
+    errno.EIO: "the disk or its network failed; choose another path",
 }
 
 

@@ -46,7 +46,7 @@ def in_processes(
             yield from _in_order(pool, do, work, num_workers * UNITS_PER_WORKER)
         except BrokenProcessPool as error:
             raise DataError(
-                "an encoding process died, perhaps for want of memory (use fewer workers) or of an "
+                "an encoding process died, perhaps for lack of memory (use fewer workers) or of an "
                 "'if __name__ == \"__main__\"' guard in the calling script (add it)"
             ) from error
         finally:

@@ -22,7 +22,7 @@ MAX_NEW_TOKENS = 256
 
 
 def default_max_new_tokens(engine: Engine) -> int:
-    """How long an answer may get where nobody says: 256 tokens, but at most half of the model's positions."""
+    """How long an answer may get by default: 256 tokens, but at most half of the model's positions."""
     return max(1, min(MAX_NEW_TOKENS, _num_positions(engine) // 2))
 
 
@@ -40,7 +40,7 @@ def continue_text(
 def tokenizer_of(engine: Engine, source: object = "the model") -> Tokenizer:
     """Raises `GlmforgeError` for a model without one, such as a preset; `source` is its name."""
     if engine.tokenizer is None:
-        raise GlmforgeError(f"{source}: has no tokenizer; give a run, a checkpoint or an export, or --tokenizer")
+        raise GlmforgeError(f"{source}: has no tokenizer; pass a run, a checkpoint or an export, or --tokenizer")
     return engine.tokenizer
 
 
@@ -77,7 +77,7 @@ class Conversation:
         if max_new_tokens >= limit:
             raise GlmforgeError(
                 f"max_new_tokens: {max_new_tokens} leaves no room for a prompt in the model's {limit} positions; "
-                "ask for fewer"
+                "lower it"
             )
         return limit - max_new_tokens
 
@@ -89,8 +89,8 @@ class Conversation:
                 return ids
             if len(self.messages) == 1:
                 raise GlmforgeError(
-                    f"the message is {len(ids):,} tokens long and the model has room for {room:,} beside the answer; "
-                    "shorten it"
+                    f"the message is {len(ids):,} tokens long, but the model has room for {room:,} besides the "
+                    "answer; shorten it"
                 )
             del self.messages[:2]  # a question and its answer
 

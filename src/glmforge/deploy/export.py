@@ -32,7 +32,7 @@ def export_run(
     tokenizer_dir: Path | None = None,
     overwrite: bool = False,
 ) -> Exported:
-    """Write the checkpoint `source` (or the newest whole one of a run) as `out_dir`, with the run's tokenizer.
+    """Write the checkpoint `source` (or the newest complete one of a run) as `out_dir`, with the run's tokenizer.
 
     Args:
         dtype: "bf16" (as published) or "fp32".

@@ -1,7 +1,7 @@
 """One rank of a job, alone: the process group, the neighbours and the numbers that it would need are stood in for.
 
 torch's `fake` process group answers every collective at once without data; FakeTensorMode runs every operator without
-memory. Two things in a step ask for real numbers: how many rows an expert-parallel rank sends and gets (here every
+memory. Two parts of a step need real numbers: how many rows an expert-parallel rank sends and gets (here every
 expert gets the same, and this rank `imbalance` times its share) and the vote by which pipeline stages agree how shapes
 are found. Both enter the trainer's own code as parameters.
 """
@@ -55,10 +55,10 @@ def micro_batch_size(layout: Layout, phase: PhaseConfig) -> int:
 
 def isolate_pipeline(pipeline: Pipeline) -> None:
     """Let the stages do without their neighbours."""
-    pipeline.stage_class = _LonelyStage
+    pipeline.stage_class = _SingleStage
 
 
-class _LonelyStage(PipelineStage):
+class _SingleStage(PipelineStage):
     def _warmup_forward_vote(self, has_backward: bool, received_acc: Tensor | None = None) -> Tensor:
         return torch.tensor(1)  # all agree that shapes are as given
 

@@ -103,7 +103,7 @@ class _OneStage:
 class _SeveralStages:
     """Schedules of several stages per rank: an order of tasks with every situation of every place, as short as can be.
 
-    `places` are as many of those asked for as one order can serve.
+    `places` are as many of those requested as one order can serve.
     """
 
     def __init__(self, config: RunConfig, world: World, places: list[int]) -> None:

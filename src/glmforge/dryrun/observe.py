@@ -83,7 +83,7 @@ def observe_step(
     `initialize` gives the allocated weights values, where there are any.
     """
     if not config.model.lm_head:
-        raise ConfigError("the dry run takes a step on next tokens, and model.lm_head is false: plan without --dry-run")
+        raise ConfigError("the dry run trains on next tokens, but model.lm_head is false; plan without --dry-run")
     phase = config.phases[0]
     tracker = MemoryTracker()
     seen = Observation(tracker.log)
@@ -119,7 +119,7 @@ def observe_step(
         batch = make_batch()
         micro_batches = batch.micro_batches(world.layout.micro_batch_size or len(batch.ids_BS))
         for micro_batch in micro_batches:
-            micro_batch.documents()  # kept with it; otherwise made when the denominators are asked for
+            micro_batch.documents()  # kept with it; otherwise made when the denominators are requested
         seen.mark("share")
         train_step(
             NativeBackend(model, optimizer),

@@ -32,7 +32,7 @@ def dry_run_rank(
 ) -> RankFindings:
     """Run an excerpt of a step of `rank` of `world_size`, on tensors without memory. Once per process.
 
-    `places` are the pipeline ranks whose steps are asked for, all with the content of `rank`; its own if not given.
+    `places` are the pipeline ranks whose steps are requested, all with the content of `rank`; its own if not given.
     `shorten=False` runs all micro-batches by the run's own schedule.
     """
     layout = resolve_layout(config, world_size)
@@ -82,7 +82,7 @@ def _prepared(config: RunConfig) -> RunConfig:
     # torch.compile has nothing to compile without data; what is eager's is an upper bound of what it would keep.
     recompute = "none" if config.parallel.recompute == "budget" else config.parallel.recompute
     parallel = config.parallel.model_copy(update={"compile": False, "recompute": recompute})
-    # Capacity is left out: what is dropped needs no memory, and would have to be counted.
+    # Capacity is omitted: what is dropped needs no memory, and would have to be counted.
     phase = config.phases[0].model_copy(update={"capacity_factor": None})
     return config.model_copy(update={"parallel": parallel, "phases": [phase]})
 

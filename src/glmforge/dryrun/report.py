@@ -67,22 +67,22 @@ def notes(found: DryRun) -> list[str]:
     lines = [
         "Measured on tensors without memory: the trainer's own model, schedule and optimizer, one rank per kind. "
         "Weights, gradients and optimizer state are exact; the peak is the sum of all tensors alive at once.",
-        "Not in it, as no GPU was asked: fragmentation and rounding of the allocator, NCCL's buffers, workspaces of "
-        "cuBLAS and other kernels, the CUDA context. As a rule of thumb leave a tenth of the device for them.",
+        "Not included, as no GPU was used: allocator fragmentation and rounding, NCCL buffers, workspaces of cuBLAS "
+        "and other kernels, the CUDA context. As a rule of thumb, reserve a tenth of the device for them.",
     ]
     if "other" in traffic_axes(found):
-        lines.append("'other' are groups of a whole stage, over which Muon exchanges matrices, and of all ranks.")
+        lines.append("'other': groups of a whole stage, over which Muon exchanges matrices, and groups of all ranks.")
     if precision.compute == "bf16":
-        lines.append("Kernels are taken as on a GPU: FlashAttention for packed documents, grouped matmul for experts.")
+        lines.append("Kernels as on a GPU: FlashAttention for packed documents, grouped matmul for experts.")
     else:
-        lines.append("fp32: attention is taken as on a CPU, which keeps more than a GPU's kernels.")
+        lines.append("fp32: attention as on a CPU, which saves more activations than GPU kernels.")
     if parallel.compile:
-        lines.append("parallel.compile is left out: compiled layers usually keep less.")
+        lines.append("parallel.compile is ignored; compiled layers usually save fewer activations.")
     if parallel.recompute == "budget":
-        lines.append("parallel.recompute 'budget' is the compiler's choice and counted as 'none'.")
+        lines.append("parallel.recompute 'budget' is up to the compiler and counted as 'none'.")
     smaller = [kind for kind in found.classes if len(kind.findings.shard_classes) > 1]
     if smaller:
-        lines.append("Some dimensions do not divide: within a stage the rank with the largest shards is shown.")
+        lines.append("Some dimensions do not divide evenly; the rank with the largest shards of each stage is shown.")
     return lines
 
 

@@ -3,8 +3,8 @@
 Ranks are of a kind if they hold the same layers at the same place in the pipeline. Ranks of the same layers do the same
 and differ only in how many micro-batches are in flight, so one run per content serves all its places. Within a
 stage, shards differ where a dimension does not divide; the rank with most is run, and the sizes of the others' shards
-are told beside it. Where attention keeps other results on some ranks along cp than on others, each of them is run, and
-the one that needs most is told.
+are reported with it. Where attention keeps other results on some ranks along cp than on others, each of them is run,
+and the one that needs most is reported.
 
 torch makes a process group of the fake kind once per process; the processes are forked from a server that has imported
 torch already.
@@ -145,4 +145,6 @@ def _check(config: RunConfig, world_size: int, rank: int | None, imbalance: floa
     if imbalance < 1:
         raise ConfigError(f"--imbalance: {imbalance:g} is less than an even share; give 1.0 or more")
     if parallel.cpu_offload:
-        raise ConfigError("parallel.cpu_offload: a dry run cannot tell host memory from GPU memory; set it to false")
+        raise ConfigError(
+            "parallel.cpu_offload: a dry run cannot distinguish host memory from GPU memory; set it to false"
+        )

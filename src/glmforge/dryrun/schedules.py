@@ -1,7 +1,7 @@
 """torch's pipeline schedules as lists of tasks: reading them, marking them while they run, and running shorter ones.
 
 Schedules of several stages per rank are lists of actions to torch as well (`pipeline_order_with_comms`), which one
-runtime carries out: reading such a list tells the tasks of every rank, a list that marks as it is gone through
+runtime carries out: reading such a list tells the tasks of every rank, a list that marks as it is passed through
 observes them, and another list in its place is another schedule. 1F1B and GPipe are loops; their order is put down
 here, and what is marked are the stages' passes.
 """
@@ -76,7 +76,7 @@ def observe_pipeline(pipeline: Pipeline, mark: Marker) -> None:
 
 
 def shorten_loop(pipeline: Pipeline) -> None:
-    """Let a rank with one stage run 1F1B with two micro-batches in flight, on whatever stage."""
+    """Let a rank with one stage run 1F1B with two micro-batches in flight, on any stage."""
     pipeline.schedule_class = _ShortLoop
 
 
@@ -126,7 +126,7 @@ def _flat(actions: Sequence[_Action]) -> list[_Action]:
 
 
 class _MarkedOrder(list[_Action]):
-    """Actions of a schedule that are marked as they are gone through."""
+    """Actions of a schedule that are marked as they are passed through."""
 
     def __init__(self, actions: Sequence[_Action], slots: dict[int, int], mark: Marker) -> None:
         super().__init__(actions)
@@ -156,7 +156,7 @@ def _marking_stage(stage_class: type[PipelineStage], mark: Marker) -> type[Pipel
 
 
 class _ShortLoop(Schedule1F1B):
-    """torch's 1F1B of the last but one stage, on whatever stage, and of fewer micro-batches than there are stages.
+    """torch's 1F1B of the last but one stage, on any stage, and of fewer micro-batches than there are stages.
 
     With three micro-batches its order F F B F B B has every kind of pass after every kind.
     """

@@ -170,7 +170,7 @@ class RankFindings:
     Attributes:
         held: bytes of weights, gradients and optimizer state, as allocated.
         shard_classes: the ranks of its stage by the size of their shards, the largest first.
-        steps: the step at each place in the pipeline that was asked for.
+        steps: the step at each place in the pipeline that was requested.
     """
 
     held: dict[Purpose, int]

@@ -22,7 +22,7 @@ _CUTS = ("share", "receive", "reduction", "update", "end")
 
 
 def take_apart(seen: Observation, num_micro_batches: int) -> Actions:
-    """Name the purpose of every storage, and cut the step of so many micro-batches into actions."""
+    """Name the purpose of every storage, and cut the step of this many micro-batches into actions."""
     actions = in_order(seen)
     first = next(index for index, action in enumerate(actions) if action.task is not None)
     tasks = [action for action in actions if action.task is not None]

@@ -13,7 +13,7 @@ from functools import cache
 from glmforge.dryrun.steps import SUMMED, TRANSFERS, Context, Task, contexts, found_by, left_by, remembered
 
 _MOST_OPEN = 3
-"""Micro-batches in flight. More teach nothing: a situation has no more than two tasks."""
+"""Micro-batches in flight. More add nothing: a situation has at most two tasks."""
 
 Situation = tuple[str, str, frozenset[str]]
 """Kind of the task before, kind of the task, and what it finds; see `Context`."""
@@ -23,7 +23,7 @@ Situation = tuple[str, str, frozenset[str]]
 class _State:
     """How far a sequence has come: what it left open, what is there, and which situations are missing.
 
-    `is_used`: a pass used the gathered weights. `is_reduced`: gradients were reduced, which ends it; it has to be where
+    `is_used`: a pass used the gathered weights. `is_reduced`: gradients were reduced, which ends it; it must be where
     there is a task for it.
     """
 
@@ -48,7 +48,7 @@ def shortest_walk(
 ) -> list[str] | None:
     """The kinds of tasks, in order, of a sequence of one stage that has all contexts which are `wanted` of it.
 
-    Those that are `known` may be left out. None if there is no such sequence, as where different tasks are wanted as
+    Those that are `known` may be omitted. None if there is no such sequence, as where different tasks are wanted as
     the first ones that make gradients.
     """
     situations = frozenset(situation_of(context) for context in wanted)
@@ -133,7 +133,7 @@ def _after(state: _State, kind: str, *, with_previous: bool) -> _State | None:
 
 
 def wanted_of(orders: Iterable[list[Task]], slot: int, *, with_previous: bool) -> set[Context]:
-    """The contexts in which these orders have tasks of a stage, sending and receiving left out."""
+    """The contexts in which these orders have tasks of a stage, sending and receiving omitted."""
     return {
         context
         for order in orders

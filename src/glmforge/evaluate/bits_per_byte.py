@@ -2,7 +2,7 @@
 
 Bits per byte compares models with different tokenizers: the summed loss in bits over the bytes of text it was paid for.
 Accuracy is the share of labels that are the model's likeliest token. Of conversations (shards with loss weights) all of
-this is of what is learnt alone: labels of weight 0 are none, and the others count alike.
+this is of what is trained on alone: labels of weight 0 are none, and the others count alike.
 MTP acceptance at depth k is the share of tokens where the k-th MTP layer's greedy guess is also the trunk's, once the
 trunk gets there: at depth 1, what speculative decoding would accept.
 
@@ -129,8 +129,8 @@ def _acceptance(
 def _record(source: str, nll: float, labels: float, right: float, num_bytes: float, *guesses: float) -> Record:
     if not num_bytes:
         raise DataError(
-            f"held-out source '{source}': in what is scored of it no text is to be predicted; raise "
-            "observe.evaluate_tokens, or take another source"
+            f"held-out source '{source}': its scored subset has no tokens to predict; raise observe.evaluate_tokens, "
+            "or use another source"
         )
     acceptance = [a / asked for a, asked in zip(guesses[::2], guesses[1::2], strict=True) if asked]
     return make_record(

@@ -1,6 +1,7 @@
 """Prompts from held-out conversations: what comes before the last answer of a document, and that answer as reference.
 
-Both are the shard's own token ids, so the prompt is what the model was trained to answer, whatever template rendered
+Both are the shard's own token ids, so the prompt is what the model was trained to answer, with any template that
+rendered
 it: up to `<|assistant|>`, and in a conversation without thinking with the empty thought behind it. The last answer is
 the document's last stretch of tokens with a loss weight above 0.
 
@@ -43,11 +44,11 @@ def held_out_prompts(
 
 
 def _prompt(shard: TokenShard, document: int, source: str, vocab_size: int) -> HeldOutPrompt | None:
-    """None if nothing in the document is learnt, or nothing stands before it."""
+    """None if nothing in the document is trained on, or nothing stands before it."""
     assert shard.loss is not None, "conversations have loss weights"
     start, stop = shard.document_range(document)
-    is_learnt = shard.loss.read(start, stop) > 0
-    changes = np.flatnonzero(np.diff(is_learnt, prepend=False, append=False))
+    is_trained = shard.loss.read(start, stop) > 0
+    changes = np.flatnonzero(np.diff(is_trained, prepend=False, append=False))
     if not len(changes) or changes[-2] == 0:
         return None
     first, last = changes[-2:].tolist()

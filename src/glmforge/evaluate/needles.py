@@ -2,7 +2,7 @@
 
 Answers are scored: text and reply go through the model once, and an answer is right if each of its tokens is the
 likeliest one after those before it. For the first answer of a reply that is what greedy generation would have to give;
-further ones are asked for behind the right ones before. One forward pass costs a fraction of generation, and works on
+further ones are requested behind the right ones before. One forward pass costs a fraction of generation, and works on
 every layout, context parallelism included, where no rank could hold the text alone.
 
 Tests of one length go together, as many rows as fill the longest length, to the data ranks in turn.
@@ -31,7 +31,7 @@ _NUM_SUMS = 4  # right answers, answers, nll, tokens of answers
 
 
 class Cell(NamedTuple):
-    """What accuracy is told of."""
+    """The keys of an accuracy."""
 
     task: NeedleTask
     length: int

@@ -46,7 +46,7 @@ def generate_needles(
             mine = numbers[first : first + runner.num_shares][runner.share :][:1]
             asked = [_asked(engine, tests, index) for index in mine]
             replies = engine.generate([one.prompt for one in asked], [one.params for one in asked], alive=alive)
-            for index, (reply,) in zip(mine, replies, strict=True) if runner.speaks else ():
+            for index, (reply,) in zip(mine, replies, strict=True) if runner.is_first else ():
                 totals.add(tests[index], reply.tokens)
     found_C2 = model.world.sum(totals.right_C2.to(runner.device))
     return totals.records(found_C2, time.perf_counter() - started)
@@ -72,7 +72,7 @@ def generate_replies(
         answer_requests(engine, requests, answers, name="test {}".format)
         for answer in answers.read():
             if "error" in answer:
-                raise GlmforgeError(f"{answer['error']}; to answer again, give --force")
+                raise GlmforgeError(f"{answer['error']}; pass --force to answer again")
             (sample,) = answer["samples"]
             totals.add(tests[answer["line"]], sample["tokens"])
         answers.finish()

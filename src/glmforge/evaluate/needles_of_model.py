@@ -26,11 +26,11 @@ def load_for_needles(
     """
     model, tokenizer = load_with_tokenizer(source, tokenizer_dir, dtype=dtype, device=device)
     if tokenizer is None:
-        raise GlmforgeError(f"{source}: has no tokenizer; name a directory with one (--tokenizer)")
+        raise GlmforgeError(f"{source}: has no tokenizer; pass a tokenizer directory (--tokenizer)")
     if longest > model.config.max_position_embeddings:
         raise GlmforgeError(
             f"--length {longest}: {source} has {model.config.max_position_embeddings:,} positions "
-            "(max_position_embeddings); take a shorter one"
+            "(max_position_embeddings); use a shorter one"
         )
     return ParallelModel(model.config, World.single(device), ParallelConfig(), [model]), tokenizer
 

@@ -38,7 +38,7 @@ class SampleWriter:
     """Has a model write what `config` asks for.
 
     Raises:
-        ConfigError: prompts of held-out conversations are asked for, and `held_out` has none.
+        ConfigError: prompts of held-out conversations are requested, and `held_out` has none.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class SampleWriter:
         self._held_out: list[HeldOutPrompt] = []  # those of `prompts` behind the configuration's
         if config.held_out and not self._conversations:
             raise ConfigError(
-                "observe.samples.held_out: no source in data.held_out is conversations; name a file of them (.jsonl, "
-                ".json, .parquet) or a shard with loss weights there, or set held_out to 0"
+                "observe.samples.held_out: data.held_out has no conversation source; add a conversation file "
+                "(.jsonl, .json, .parquet) or a shard with loss weights, or set held_out to 0"
             )
 
     def check(self, model: ParallelModel) -> None:
@@ -86,7 +86,7 @@ class SampleWriter:
             engine = Engine(runner, EngineConfig(self._cache_bytes(runner, mine), PAGE_SIZE))
             params = [self._params(index) for index in mine]
             answers = engine.generate([self.prompts[index] for index in mine], params, alive=alive)
-        found = _gathered(dict(zip(mine, answers, strict=True)) if runner.speaks else {})
+        found = _gathered(dict(zip(mine, answers, strict=True)) if runner.is_first else {})
         cost = make_record(
             sampling_seconds=time.perf_counter() - started,
             sampling_cache_bytes=engine.config.cache_bytes,
@@ -111,8 +111,8 @@ class SampleWriter:
             found = list(chosen)
             if say_so and len(found) < number:
                 logger.warning(
-                    "observe.samples: %d of %d prompts of %s are passed over; in the model's positions and in "
-                    "cache_bytes there is room for prompts of up to %s tokens beside max_new_tokens",
+                    "observe.samples: %d of %d prompts of %s are skipped; the model's positions and cache_bytes "
+                    "allow prompts of up to %s tokens besides max_new_tokens",
                     number - len(found),
                     number,
                     each.name,
@@ -122,7 +122,7 @@ class SampleWriter:
             self.prompts += [prompt.ids for prompt in found]
 
     def _cache_bytes(self, runner: ShardedModel, mine: Iterable[int]) -> int:
-        """Room for all of these prompts' answers at once, as far as it may be had; a page where there is none."""
+        """Room for all of these prompts' answers at once, within the limit; one page without prompts."""
         lengths = [len(self.prompts[index]) + self.config.max_new_tokens for index in mine]
         num_pages = self.config.num_samples * sum(-(-length // PAGE_SIZE) for length in lengths)
         return min(max(num_pages, 1) * runner.page_bytes(PAGE_SIZE), self.config.cache_bytes)

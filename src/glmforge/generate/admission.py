@@ -21,22 +21,21 @@ def refuse_impossible(
     `cache_tokens`, and settings that this model or an engine without a tokenizer does not know."""
     vocab_size, limit = runner.config.vocab_size, runner.config.max_position_embeddings
     if not prompt:
-        raise RequestError("prompt: is empty; it needs a token to begin with, such as end-of-text")
+        raise RequestError("prompt: is empty; add at least one token, such as end-of-text")
     worst = max(prompt, key=lambda token: token if token >= 0 else vocab_size)
     if not 0 <= worst < vocab_size:
-        raise RequestError(f"prompt: token {worst} lies outside the vocabulary of {vocab_size:,}")
+        raise RequestError(f"prompt: token {worst} is outside the vocabulary of {vocab_size:,}")
     params.check_vocabulary(vocab_size)
     if params.experts and not runner.knows_experts:
-        raise RequestError("experts: are not known under tp and pp, whose ranks have a part of them each; leave it out")
+        raise RequestError("experts: not available with tp or pp, where each rank has only some of them; remove it")
     if params.has_grammar and runner.shares_requests:
         raise RequestError(
-            "grammar: cannot be followed under tp and pp, whose ranks have to choose the same tokens while its limits "
-            "are of time; leave it out"
+            "grammar: not available with tp or pp, where all ranks must choose the same tokens but grammar limits "
+            "are time-based; remove it"
         )
     if not has_tokenizer and (params.stop or params.has_grammar):
         raise RequestError(
-            f"{'stop' if params.stop else 'grammar'}: is about text, and the engine has token ids only; give it a "
-            "tokenizer"
+            f"{'stop' if params.stop else 'grammar'}: needs text, but the engine has only token IDs; pass a tokenizer"
         )
     longest = len(prompt) + params.max_new_tokens
     asked = f"{counted(len(prompt), 'token')} and max_new_tokens={params.max_new_tokens:,}"
@@ -46,7 +45,7 @@ def refuse_impossible(
         )
     if longest > cache_tokens:
         raise RequestError(
-            f"prompt: {asked} can never fit a cache of {cache_tokens:,} tokens; give more cache_bytes (--cache-gib)"
+            f"prompt: {asked} do not fit into a cache of {cache_tokens:,} tokens; raise cache_bytes (--cache-gib)"
         )
 
 

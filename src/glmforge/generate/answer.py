@@ -11,7 +11,7 @@ from glmforge.generate.sequence import NO_DRAFTS, DraftCounts, Reason, Sequence
 @dataclass(frozen=True, eq=False)
 class Details:
     """Of a sample that has ended: log-probabilities of the prompt's tokens from the second on, and experts int16
-    [tokens of prompt and answer but the last, MoE layers, experts of a token]; empty and None if nobody asked."""
+    [tokens of prompt and answer but the last, MoE layers, experts of a token]; empty and None if not requested."""
 
     prompt_logprobs: list[TokenLogprob]
     experts_TMK: Tensor | None

@@ -85,12 +85,12 @@ class AnswerFile:
         kept = list(self._answers())
         if first != self._command and not kept:
             raise DataError(
-                f"{self._path}: has answers to other prompts, of another model or under other settings; "
-                "give the command that began it, remove it, or replace it with --force"
+                f"{self._path}: has answers to other prompts, from another model or with other settings; use the "
+                "original command, remove it, or overwrite it with --force"
             )
         if len(kept) < num_others:
             number = counted(num_others - len(kept), "line")
-            _log.warning("%s: %s damaged or of another command; answered again", self._path, number)
+            _log.warning("%s: %s damaged or from another command; answered again", self._path, number)
         self._file.truncate(len(first) + end)  # a line that was not written whole, as when a machine stops
         return {one.line for one in kept}
 
@@ -166,7 +166,7 @@ def open_answers(out: Path, command: dict[str, object], *, overwrite: bool = Fal
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DataError(f"{path}: another process writes here: wait for it, or choose another file") from None
+            raise DataError(f"{path}: another process is writing here; wait for it, or choose another file") from None
         refuse_unwritable(out, overwrite)  # another process may have come to its end meanwhile
         if overwrite:
             file.truncate(0)

@@ -18,7 +18,7 @@ from glmforge.generate.prompts import Prompt
 
 
 class AsyncEngine:
-    """Streams of `engine`, which nobody else may step meanwhile. For one event loop."""
+    """Streams of `engine`, which must not be stepped elsewhere meanwhile. For one event loop."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -102,7 +102,7 @@ class AsyncEngine:
                     self.engine.cancel(self._left.pop())
                 try:
                     updates = await loop.run_in_executor(self._thread, self.engine.step)
-                except Exception as error:  # noqa: BLE001 - whoever waits for tokens is told
+                except Exception as error:  # noqa: BLE001 - passed on to the waiting callers
                     self._fail(error)
                     return
                 finally:

@@ -41,7 +41,7 @@ def choose(logits_LV: Tensor, rows: dict[Sequence, int]) -> dict[Sequence, list[
 
 
 def failing_alone(rows: dict[Sequence, int], vocab_size: int) -> dict[int, Exception]:
-    """By number, the requests for which choosing fails with logits of zeros and nobody beside them."""
+    """By number, the requests for which sampling fails alone, with logits of zeros."""
     found: dict[int, Exception] = {}
     for sequence in rows:
         try:

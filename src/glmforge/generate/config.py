@@ -15,18 +15,19 @@ class EngineConfig:
     Attributes:
         cache_bytes: memory for keys and values on this rank.
         page_size: tokens of a page.
-        max_sequences: so many run at the same time.
-        max_step_tokens: so many tokens are computed in a step; long prompts take several.
-        max_queued_requests: so many requests may wait beside `max_sequences`; one more is refused (`QueueFullError`).
+        max_sequences: this many run at the same time.
+        max_step_tokens: this many tokens are computed in a step; long prompts take several.
+        max_queued_requests: this many requests may wait beside `max_sequences`; one more is refused (`QueueFullError`).
             None for no limit.
-        max_queued_tokens: so many tokens of prompts may wait; a prompt is refused that would make it more, unless none
+        max_queued_tokens: this many tokens of prompts may wait; a prompt is refused that would make it more, unless
+        none
             waits. None for no limit.
         share_prefixes: whether requests that begin alike share pages.
         seed: of the requests that have none.
         drafter: who guesses at the coming tokens (see `speculate`): "mtp", the model's own MTP layer, or "ngram", what
-            followed the last tokens before; None for nobody. No token depends on it, but how many a step gives.
-        num_drafts: at most so many tokens are drafted for a sequence in a step.
-        max_draft_tokens: at most so many for all sequences together: each has fewer where many decode.
+            followed the last tokens before; None: no drafter. It changes no token, only how many a step gives.
+        num_drafts: at most this many tokens are drafted for a sequence in a step.
+        max_draft_tokens: at most this many for all sequences together: each has fewer where many decode.
     """
 
     cache_bytes: int = 1 << 28

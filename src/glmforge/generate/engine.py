@@ -82,15 +82,15 @@ class Engine:
         num_pages = config.cache_bytes // page_bytes
         if num_pages == 0:
             raise GlmforgeError(
-                f"cache_bytes: {config.cache_bytes:,} has no room for a page of {config.page_size} tokens, which takes "
-                f"{page_bytes:,} bytes; give more (--cache-gib)"
+                f"cache_bytes: {config.cache_bytes:,} is less than a page of {config.page_size} tokens, which needs "
+                f"{page_bytes:,} bytes; raise it (--cache-gib)"
             )
         try:
             self.memory = CacheMemory(num_pages, config.page_size, share_prefixes=config.share_prefixes)
             self.runner.allocate(num_pages, config.page_size)
         except (MemoryError, RuntimeError) as error:  # what Python and PyTorch raise where there is too little memory
             raise GlmforgeError(
-                f"cache_bytes: {config.cache_bytes:,} bytes cannot be had on {self.runner.device}; give less "
+                f"cache_bytes: {config.cache_bytes:,} bytes cannot be allocated on {self.runner.device}; lower it "
                 "(--cache-gib)"
             ) from error
         self.scheduler = Scheduler(self.memory, config.max_sequences, config.max_step_tokens)
@@ -101,7 +101,7 @@ class Engine:
         self.samples = Samples(self.scheduler, self.runner, self._sequence)
         self._num_requests = 0
         self._updates: list[Update] = []
-        """What is to be told. It is kept where a step fails behind it."""
+        """Pending updates. Kept if the step fails afterwards."""
 
     @classmethod
     def load(
@@ -174,17 +174,17 @@ class Engine:
         self._drop(number, "cancelled")
 
     def step(self) -> list[Update]:
-        """Compute one step; the tokens that it gave, and what has ended. Nothing if nobody waits.
+        """Compute one step; returns new tokens and finished requests. Empty if no request waits.
 
         Ranks that share a model call this together, those without requests too (see `generate.sharded`).
 
         Raises:
             Exception: what is not one request's fault, such as no memory for the model. What has been chosen before is
-                told by the next step that succeeds.
+                reported by the next step that succeeds.
         """
         if not self.is_idle and self.runner.weights_differ(closely=not self.scheduler.running):
             self.weights_changed()
-        self._hear_grammars(0.0)
+        self._poll_grammars(0.0)
         steps = self.scheduler.next_step()
         if steps or self.runner.is_collective:
             try:
@@ -194,7 +194,7 @@ class Engine:
                     sequence.settle()
                 raise
         else:
-            self._hear_grammars(_PATIENCE_S)
+            self._poll_grammars(_PATIENCE_S)
         updates, self._updates = self._updates, []
         return updates
 
@@ -231,7 +231,7 @@ class Engine:
                 self.speculation.draft(computed)
         finally:
             self.following.ask(chosen)
-        self._hear_grammars(max(_PATIENCE_S, time.perf_counter() - began))
+        self._poll_grammars(max(_PATIENCE_S, time.perf_counter() - began))
         self.metrics.end_step([update.request for update in self._updates if update.token is not None])
 
     def generate(
@@ -245,14 +245,14 @@ class Engine:
         alive: Alive = quiet,
     ) -> list[list[Sample]]:
         """Answers to all prompts, the samples of each, however many may wait at a time. `on_update` is called with
-        whatever the steps give meanwhile, `on_answer` with the index of a prompt and its samples when all have ended.
+        every update of the steps meanwhile, `on_answer` with the index of a prompt and its samples when all have ended.
 
         `stopped` is asked before each step; once it is true, the answers end as they are. `alive` is called before
         each step, of other ranks' answers too.
         Raises `RequestError` for a prompt that can never be served; then nothing is generated.
         """
         if isinstance(prompts, str):
-            raise RequestError("prompts: is one text; give a list of prompts, such as [text]")
+            raise RequestError("prompts: is a single text; pass a list of prompts, such as [text]")
         prompts = list(prompts)
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
         asked = deque(self._prepare_all(prompts, each))
@@ -288,10 +288,10 @@ class Engine:
     def weights_changed(self, *, recompute: bool = True) -> None:
         """The weights are others now. With `recompute`, what is in the cache is computed again under them.
 
-        Tokens that were given stay, with the log-probabilities and experts that were told of them under the old ones.
+        Generated tokens stay, with the log-probabilities and experts reported under the old weights.
         Without this call, changes of a whole model's weights are noticed when the engine begins to work; while it
         works, those that PyTorch counts (`Tensor._version`), which a fused optimizer's are not. Sharded weights, and
-        modules that took the place of others, have to be told.
+        replaced modules, must be reported.
         """
         self.runner.weights_changed()
         self.memory.forget_prefixes(self.scheduler.running)
@@ -333,8 +333,8 @@ class Engine:
         if sequence.finished is None and not chosen:
             self._fail(
                 sequence.request.number,
-                f"grammar: behind {counted(len(sequence.answer), 'token')} of the answer all that it allows is ruled "
-                "out: control tokens, those of stop_ids, or from vocab_size on; change the grammar",
+                f"grammar: behind {counted(len(sequence.answer), 'token')} of the answer it allows only excluded "
+                "tokens (control tokens, stop_ids, or beyond vocab_size); change the grammar",
             )
         elif sequence.finished is None:
             sequence.settle()
@@ -356,8 +356,8 @@ class Engine:
             )
         )
 
-    def _hear_grammars(self, seconds: float) -> None:
-        """Hear what grammars say within so many seconds; sequences end that are complete or as long as may be."""
+    def _poll_grammars(self, seconds: float) -> None:
+        """Hear what grammars say within this many seconds; sequences end that are complete or as long as may be."""
         heard = self.following.hear(seconds)
         for number, error in heard.items():
             if error is not None:

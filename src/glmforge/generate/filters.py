@@ -1,7 +1,7 @@
 """Which of the likely tokens may be drawn: min-p, top-k and top-p.
 
 Each comes down to a least logit for its row. Tokens that are as likely as the last one kept are kept with it, so what
-remains follows from the values alone, in whatever order equal ones are found.
+remains follows from the values alone, in any order equal ones are found.
 
 Top-p needs the likeliest tokens in order, yet to sort a vocabulary of 150,000 takes about ten milliseconds a row.
 Trained models put nearly all probability on a few hundred tokens: those are looked at first, and a row is sorted only

@@ -39,7 +39,7 @@ class Following:
                 sequence.grammar.ask(sequence.sample, sequence.answer, sequence.drafts)
 
     def hear(self, seconds: float) -> dict[int, str | None]:
-        """Wait so many seconds for what was asked; the requests that it was asked for, and why one of them fails."""
+        """Wait so many seconds for what was asked; the requests it was made for, and why one of them fails."""
         asked = {number: grammar for number, grammar in self._of.items() if grammar.is_asked}
         if asked:
             wait_for(asked.values(), seconds)

@@ -2,7 +2,7 @@
 
 A request's grammar is followed in a process of its own (`grammar_process.py`), so that no grammar stops the engine. The
 engine asks it what may come next when it has chosen a token, and goes on with other requests where the answer takes
-longer than a step. A byte-level vocabulary can spell whatever a grammar asks for next; what it cannot spell, such as a
+longer than a step. A byte-level vocabulary can spell anything a grammar requires next; what it cannot spell, such as a
 control token that is ruled out, ends the request.
 """
 
@@ -76,7 +76,7 @@ class Grammars:
                 if self._server is None:
                     raise BrokenPipeError
                 self._server.send(theirs)
-            except OSError:  # it has not begun, or somebody has ended it
+            except OSError:  # it has not started, or has been killed
                 self._server = _Server(self._tokenizer)
                 self._server.send(theirs)
         return Connection(ours.detach())
@@ -191,7 +191,7 @@ class RequestGrammar:
             return f"takes more than {LIMITS.memory / 2**30:g} GiB of memory; make it simpler"
         if number in (signal.SIGSEGV, signal.SIGBUS):
             return "is nested too deeply; make it flatter"
-        return f"its process was ended by {signal.Signals(number).name}"
+        return f"its process was killed by {signal.Signals(number).name}"
 
     def _fail(self, words: str) -> None:
         words = " ".join(words.split())
@@ -224,17 +224,17 @@ class SampleGrammar:
             self._num_read = len(answer)
 
     def ends(self, num_drafted: int = 0) -> bool:
-        """Whether nothing may follow what was read and so many of the drafts."""
+        """Whether nothing may follow what was read and this many of the drafts."""
         assert self.expected is not None, "it is known"
         return self.expected[num_drafted].is_end
 
     def goes_on(self, num_drafted: int) -> bool:
-        """Whether it is known what may follow so many of the drafts, and anything may."""
+        """Whether it is known what may follow this many of the drafts, and anything may."""
         assert self.expected is not None, "it is known"
         return num_drafted < len(self.expected) and not self.ends(num_drafted)
 
     def allowed(self, vocab_size: int, num_drafted: int = 0) -> Tensor:
-        """bool [vocab_size]: what may follow what was read and so many of the drafts."""
+        """bool [vocab_size]: what may follow what was read and this many of the drafts."""
         assert self.expected is not None, "it is known"
         place = self.expected[num_drafted]
         allowed = torch.zeros(vocab_size, dtype=torch.bool)
@@ -245,7 +245,7 @@ class SampleGrammar:
 
 
 def wait_for(grammars: Iterable[RequestGrammar], seconds: float) -> None:
-    """Hear what comes within so many seconds, until all have answered."""
+    """Hear what comes within this many seconds, until all have answered."""
     deadline = time.monotonic() + seconds
     asked = {one.fileno(): one for one in grammars if one.is_asked}
     while asked and (ready := wait(list(asked), max(0.0, deadline - time.monotonic()))):

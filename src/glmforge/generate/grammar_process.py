@@ -2,8 +2,8 @@
 
 llguidance bounds most of what it does, but not all: some grammars of twenty bytes keep it busy for ever, some overflow
 its stack, and no signal handler of Python's gets a turn meanwhile. So a request's grammar is followed in a process of
-its own. The kernel ends it where a call takes too much processor time or memory, and a crash ends nobody else. A thread
-could not be ended, and llguidance holds Python's lock while it reads a token.
+its own. The kernel ends it where a call takes too much processor time or memory, and a crash ends no other process. A
+thread could not be ended, and llguidance holds Python's lock while it reads a token.
 
 A server reads the vocabulary once and forks a process for each request, in a millisecond or two. It is sent one end of
 a connection for it, and says on that what has ended the process. On the connection an order comes first, then
@@ -69,7 +69,7 @@ def _serve(control: socket.socket, vocabulary: "LLTokenizer", limits: Limits) ->
         readable = select.select([control, woken], [], [])[0]
         if woken in readable:
             woken.recv(4096)
-            _say_what_ended(children)
+            _report_exits(children)
         if control in readable:
             _, handles, _, _ = socket.recv_fds(control, 1, 1)
             if not handles:
@@ -89,7 +89,7 @@ def _serve(control: socket.socket, vocabulary: "LLTokenizer", limits: Limits) ->
             children[process] = connection
 
 
-def _say_what_ended(children: dict[int, Connection]) -> None:
+def _report_exits(children: dict[int, Connection]) -> None:
     while children:
         process, status = os.waitpid(-1, os.WNOHANG)
         if process == 0:
@@ -118,7 +118,7 @@ def _follow(connection: Connection, vocabulary: "LLTokenizer", limits: Limits) -
                 connection.send_bytes(answer)
         except (EOFError, OSError):
             raise
-        except BaseException as error:  # noqa: BLE001 - a panic of the library is none of Exception
+        except BaseException as error:  # noqa: BLE001 - a panic of the library is not an Exception
             connection.send_bytes(json.dumps({"error": str(error)}).encode())
 
 
@@ -151,7 +151,7 @@ def _answer(matcher: "LLMatcher", sample: int, drafts: Sequence[int]) -> bytes:
 
 def _words_of(matcher: "LLMatcher") -> str:
     words = matcher.get_error().partition("<backtrace>")[0].replace("<non-verbose/>", "").rstrip()
-    return "there is no text that follows it" if words.startswith("NoExtension") else words
+    return "no text matches it" if words.startswith("NoExtension") else words
 
 
 @contextmanager

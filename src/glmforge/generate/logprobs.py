@@ -28,7 +28,7 @@ def token_logprobs(
     num_top: Sequence[int],
     named: Sequence[Sequence[int]] = (),
 ) -> list[TokenLogprob]:
-    """Of `tokens`, each with so many of the likeliest, and of those that are `named` at its place."""
+    """Of `tokens`, each with this many of the likeliest, and of those that are `named` at its place."""
     heat_L = torch.tensor([heat or 1.0 for heat in temperatures], dtype=logits_LV.dtype, device=logits_LV.device)
     logits_LV = logits_LV / heat_L[:, None]
     log_z_L = logits_LV.logsumexp(dim=-1)

@@ -41,14 +41,14 @@ class CacheMemory:
         return self.pool.num_free + self.pool.num_idle
 
     def num_needed(self, num_tokens: int) -> int:
-        """Pages for so many tokens of one sequence."""
+        """Pages for this many tokens of one sequence."""
         return -(-num_tokens // self.page_size)
 
     def begin(self, sequence: Sequence) -> None:
         """Give a sequence without pages those that hold its beginning.
 
         At least its last token is left to be computed: the next one is chosen from what the model says after it. So is
-        what the request asks to be told of more than tokens.
+        what the request asks for besides tokens.
         """
         assert not sequence.pages, "it has begun"
         if not self.share_prefixes:
@@ -110,7 +110,7 @@ class CacheMemory:
         sequence.pages, sequence.num_cached, sequence.num_shared, sequence.shared = [], 0, 0, None
 
     def forget_prefixes(self, sequences: Iterable[Sequence]) -> None:
-        """Nobody who begins from now on is to find what is there now; `sequences` keep what they hold."""
+        """Hides the present contents from new sequences; `sequences` keep what they hold."""
         self.tree.clear()
         for sequence in sequences:
             sequence.shared = None

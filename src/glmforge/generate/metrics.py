@@ -24,7 +24,7 @@ class Waiting(NamedTuple):
 
     @classmethod
     def of(cls, seconds: Iterable[float]) -> "Waiting":
-        """NaN if nobody waited yet."""
+        """NaN before the first request."""
         ordered = sorted(seconds) or [float("nan")]
         return cls(statistics.median(ordered), ordered[int(0.95 * (len(ordered) - 1))], ordered[-1])
 
@@ -97,9 +97,9 @@ class Metrics:
         drafts = f"{self.acceptance:.0%} of {self.num_drafted:,} drafted tokens accepted; " if self.num_drafted else ""
         return (
             f"{self.num_new:,} tokens in {self.step_seconds:.1f} s: {self.tokens_per_second:,.0f} tokens/s, "
-            f"{self.mean_batch:.1f} sequences per step; {self.hit_rate:.0%} of the prompts' tokens were there already, "
-            f"{self.peak_cache_use:.0%} of the cache was held at most, {self.num_preempted:,} preemptions; {drafts}"
-            f"median of waiting {queue.median:.2f} s, first token after {first.median:.2f} s"
+            f"{self.mean_batch:.1f} sequences per step; {self.hit_rate:.0%} of the prompt tokens were cached, peak "
+            f"cache use {self.peak_cache_use:.0%}, {self.num_preempted:,} preemptions; {drafts}"
+            f"median queue time {queue.median:.2f} s, first token after {first.median:.2f} s"
         )
 
     def asked(self, request: int) -> None:

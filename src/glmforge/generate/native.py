@@ -27,7 +27,9 @@ from glmforge.model.transformer import GlmMoe
 
 
 def fits(model: GlmMoe, *, with_mtp: bool = True) -> bool:
-    """Whether the kernels compute what the modules of `model` do, and can be had here; of MTP layers if `with_mtp`."""
+    """Whether the kernels compute what the modules of `model` do, and can be obtained here; of MTP layers if
+    `with_mtp`.
+    """
     config, modules = model.config, list(_modules(model, with_mtp=with_mtp))
     routers = [module for module in modules if isinstance(module, Router)]
     weights = [weight for module in modules for weight in module.parameters(recurse=False)]
@@ -111,7 +113,7 @@ class NativeModel:
         return F.embedding(ids_T, self.model.model.embed_tokens.weight).to(self.types.compute)
 
     def _rotations(self, tokens: StepTokens) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [T, R], from a table of all positions so far, made anew for another base."""
+        """Cosines and sines [T, R], from a table of all positions so far, rebuilt for another base."""
         longest, theta = max(tokens.paged.lengths), self.model.rope_theta
         if longest > len(self._cos_SR) or theta != self._theta:
             positions_S = torch.arange(2 * longest)

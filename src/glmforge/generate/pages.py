@@ -1,7 +1,7 @@
 """The pages of the key/value cache: who holds which, and what is free.
 
 A page has room for `page_size` tokens of one sequence in every layer. Sequences that begin alike share pages, and the
-prefix tree holds on to pages that nobody uses at present, so a page has a number of holders; it is free when it has
+prefix tree holds on to pages that are unused at present, so a page has a number of holders; it is free when it has
 none. What lies in a page is the runner's business.
 """
 

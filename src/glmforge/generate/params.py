@@ -1,4 +1,4 @@
-"""How a request's tokens are chosen, what is told of them, and when an answer ends."""
+"""How a request's tokens are chosen, what is reported about them, and when an answer ends."""
 
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
@@ -31,11 +31,11 @@ class SamplingParams:
     out, temperature, min-p, top-k, top-p. Each of the last three looks at what the ones before it have left.
 
     Attributes:
-        max_new_tokens: at most so many are generated, for each sample.
-        min_new_tokens: no stop token is chosen and no stop string ends an answer before it has so many.
+        max_new_tokens: at most this many are generated, for each sample.
+        min_new_tokens: no stop token is chosen and no stop string ends an answer before it has this many.
         temperature: logits are divided by it; 0 takes the likeliest token. Numbers are at most 1e9.
         top_p: the smallest set of tokens whose probability reaches it is kept.
-        top_k: so many of the likeliest tokens are kept; 0 keeps all.
+        top_k: this many of the likeliest tokens are kept; 0 keeps all.
         min_p: tokens less likely than this share of the likeliest one's probability are dropped.
         repetition_penalty: logits of tokens that the prompt or the answer has are divided by it, negative ones
             multiplied (Keskar et al., 2019).
@@ -49,13 +49,14 @@ class SamplingParams:
             tokenizer and the extra `grammar`.
         grammar: the answer is a text of this grammar, in Lark's notation as llguidance takes it:
             `start: "yes" | "no"`, `start: /[0-9]+/`. Needs the same.
-        seed: tokens are a function of it, the number of the sample and the prompt, whatever else is in the batch.
+        seed: tokens are a function of it, the number of the sample and the prompt, independent of the rest of the
+        batch.
             None takes a seed from that of the engine and the number of the request.
         num_samples: answers to the same prompt, which is computed once; at most 4,096.
         stop_ids: a token that ends an answer, and is its last; without any, those of the engine's tokenizer.
         stop: a string that ends an answer; the text ends before it, the tokens with the one that completed it. At most
             64, of up to 1,024 characters. Needs a tokenizer.
-        logprobs: log-probabilities of each chosen token and of so many of the likeliest, under the temperature (under
+        logprobs: log-probabilities of each chosen token and of this many of the likeliest, under the temperature (under
             1 for temperature 0) and before anything else changes them; None for none.
         logprob_tokens: the log-probabilities of these tokens, too, at each place of the answer. Needs `logprobs`.
         prompt_logprobs: those of the prompt's tokens but the first. All of the prompt is computed for it, even where
@@ -97,7 +98,7 @@ class SamplingParams:
             _check_list(name, getattr(self, name), int, "token ids, such as [17, 4]")
         _check_list("stop", self.stop, str, 'strings, such as ["\\n\\n"]')
         if not all(self.stop):
-            raise RequestError("stop: an empty string is in every text; leave it out")
+            raise RequestError("stop: contains an empty string; remove it")
         if len(self.stop) > MAX_STOPS or any(len(string) > MAX_STOP_LENGTH for string in self.stop):
             raise RequestError(f"stop: give at most {MAX_STOPS} strings of at most {MAX_STOP_LENGTH:,} characters")
         if not isinstance(self.logit_bias, Mapping):
@@ -123,19 +124,19 @@ class SamplingParams:
         return self.grammar is not None or self.json_schema is not None
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise `RequestError` for a token that a model of so many does not have, and where none is left to choose."""
+        """Raise `RequestError` for a token outside a vocabulary of this size, and if no token is left to choose."""
         named = [*self.logit_bias, *self.banned_tokens, *self.first_tokens, *self.stop_ids, *self.logprob_tokens]
         for token in named:
             if token >= vocab_size:
-                raise RequestError(f"params: token {token} lies outside the vocabulary of {vocab_size:,}")
+                raise RequestError(f"params: token {token} is outside the vocabulary of {vocab_size:,}")
         if self.vocab_size is not None and self.vocab_size > vocab_size:
             raise RequestError(f"vocab_size: {self.vocab_size:,} is more than the model's {vocab_size:,}")
         limit = vocab_size if self.vocab_size is None else self.vocab_size
         ruled_out = {*self.banned_tokens, *(self.stop_ids if self.min_new_tokens > 1 else ())}
         if self.first_tokens and all(token in ruled_out or token >= limit for token in self.first_tokens):
-            raise RequestError("first_tokens: all of them are banned, beyond vocab_size, or end the answer too early")
+            raise RequestError("first_tokens: all are banned, beyond vocab_size, or end the answer too early")
         if sum(token < limit for token in ruled_out) == limit:
-            raise RequestError(f"banned_tokens: none of the {limit:,} tokens is left to choose")
+            raise RequestError(f"banned_tokens: all {limit:,} tokens are banned")
 
     def _check_grammar(self) -> None:
         for name, kinds in (("json_schema", str | Mapping), ("grammar", str)):
@@ -145,11 +146,11 @@ class SamplingParams:
             if isinstance(value, str) and len(value) > MAX_GRAMMAR:
                 raise RequestError(f"{name}: {len(value):,} characters are more than {MAX_GRAMMAR:,}; shorten it")
         if self.grammar is not None and self.json_schema is not None:
-            raise RequestError("grammar: an answer follows it or json_schema; give one of them")
+            raise RequestError("grammar: cannot be combined with json_schema; pass one of them")
         if self.has_grammar and (self.banned_tokens or self.first_tokens or self.min_new_tokens):
             raise RequestError(
-                "grammar: together with banned_tokens, first_tokens or min_new_tokens it could leave no token to "
-                "choose; give the grammar alone"
+                "grammar: cannot be combined with banned_tokens, first_tokens or min_new_tokens, which could leave "
+                "no token to choose"
             )
 
 
@@ -181,7 +182,7 @@ _LIMITS = {
     "temperature": _Limit(
         float,
         lambda value: value == 0 or _MIN_TEMPERATURE <= value <= MAX_NUMBER,
-        f"0, which takes the likeliest token, or between {_MIN_TEMPERATURE} and {MAX_NUMBER:g}",
+        f"0 (greedy), or between {_MIN_TEMPERATURE} and {MAX_NUMBER:g}",
     ),
     "top_p": _Limit(float, lambda value: 0 < value <= 1, "above 0 and at most 1, which keeps all tokens"),
     "top_k": _Limit(int, lambda number: 0 <= number < 2**31, "0, which keeps all tokens, or a number below 2**31"),
@@ -214,14 +215,14 @@ def _check_list(name: str, values: object, kind: type, words: str) -> None:
 
 def _check_number_of_tokens(name: str, tokens: Sized) -> None:
     if len(tokens) > MAX_TOKENS:
-        raise RequestError(f"{name}: names {len(tokens):,} tokens; give at most {MAX_TOKENS:,}")
+        raise RequestError(f"{name}: names {len(tokens):,} tokens; at most {MAX_TOKENS:,} are allowed")
 
 
 def _shown(value: object) -> str:
     """As errors show it: in one line, however long it is."""
     try:
         return shown(repr(value))
-    except ValueError:  # Python does not write out a number of so many digits
+    except ValueError:  # Python does not write out a number of this many digits
         return "a number of thousands of digits"
 
 

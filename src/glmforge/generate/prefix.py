@@ -1,7 +1,7 @@
 """Prompts that begin alike share pages: a radix tree over whole pages of tokens.
 
 An edge is a page of token ids, so that a path from the root spells the beginning of a text and names the pages that
-hold its keys and values. The tree keeps each of its pages once. A page that nobody else holds stays until room is
+hold its keys and values. The tree keeps each of its pages once. A page without other holders stays until room is
 needed; then the one that is idle longest goes (`PagePool.longest_idle`). Who holds a page holds the path to it, and
 gives it back from its end to its beginning, so the page that is idle longest is always a leaf. Each page of a sequence
 is touched when it is found, learned and given back, never for another one's sake: the work is linear in its tokens.

@@ -51,7 +51,7 @@ def answer_file(
         GlmforgeError: a file cannot be read or written, or unfinished answers are those of another command.
     """
     if kind_of(prompts, error=DataError) != "file":
-        raise DataError(f"{shown(prompts)}: no such file; give a file with a JSON object per line")
+        raise DataError(f"{shown(prompts)}: no such file; pass a file with one JSON object per line")
     refuse_unwritable(out, overwrite)
     command: dict[str, object] = {"prompts": _checksum(prompts), "model": source, "params": asdict(params)}
     requests = (
@@ -73,25 +73,25 @@ def read_line(content: bytes, place: str, params: SamplingParams, tokenizer: Tok
         if key not in _KEYS:
             raise RequestError(f"{shown(key)}: unknown key; {suggest(str(key), _KEYS)}")
     if ("prompt" in line) == ("messages" in line):
-        raise RequestError('prompt: give either "prompt" (text or token ids) or "messages" (a conversation)')
+        raise RequestError('prompt: set either "prompt" (text or token IDs) or "messages" (a conversation)')
     own: dict[str, Any] = {name: line[name] for name in _SETTINGS if name in line}
     if isinstance(own.get("logit_bias"), dict):  # JSON has no other keys than strings
         own["logit_bias"] = {_token(key): bias for key, bias in own["logit_bias"].items()}
     settings = replace(params, **own)
     kind, others = ("messages", ["control_tokens"]) if "messages" in line else ("prompt", _OF_MESSAGES)
     if stray := next((key for key in others if key in line), None):
-        raise RequestError(f'{stray}: does not go with "{kind}"')
+        raise RequestError(f'{stray}: cannot be combined with "{kind}"')
     label = {} if line.get("id") is None else {"id": line["id"]}
     if kind == "prompt" and not _flag(line, "control_tokens"):
         return Asked(line["prompt"], settings, label)
     if tokenizer is None:
-        raise RequestError(f'{kind}: the model has no tokenizer; give token ids as "prompt"')
+        raise RequestError(f'{kind}: the model has no tokenizer; pass token IDs as "prompt"')
     return Asked((_messages if kind == "messages" else _rendered)(line, tokenizer), settings, label)
 
 
 def _rendered(line: dict[str, Any], tokenizer: Tokenizer) -> list[int]:
     if not isinstance(line["prompt"], str):
-        raise RequestError("control_tokens: goes with a prompt that is text; token ids say themselves what they are")
+        raise RequestError("control_tokens: only applies to text prompts, not to token IDs")
     return tokenizer.encode_with_special_tokens(line["prompt"])
 
 

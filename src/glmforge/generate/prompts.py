@@ -22,7 +22,7 @@ def encode_prompt(
     """
     if tokenizer is None:
         if isinstance(prompt, str):
-            raise RequestError("prompt: is text, and the engine has no tokenizer; give it one, or give token ids")
+            raise RequestError("prompt: is text, but the engine has no tokenizer; pass a tokenizer, or token IDs")
         return _ids(prompt), params
     if isinstance(prompt, str):
         if (reason := why_no_text(prompt)) is not None:

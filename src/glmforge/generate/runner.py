@@ -56,7 +56,7 @@ class Runner(Protocol):
         ...
 
     def weights_differ(self, *, closely: bool) -> bool:
-        """Whether weights have been changed since, though nobody said so; `closely` may take a millisecond."""
+        """Whether weights have been changed since without notice; `closely` may take a millisecond."""
         ...
 
     def page_bytes(self, page_size: int) -> int:
@@ -64,7 +64,7 @@ class Runner(Protocol):
         ...
 
     def allocate(self, num_pages: int, page_size: int) -> None:
-        """Make room for so many pages."""
+        """Make room for this many pages."""
         ...
 
     def run(self, tokens: StepTokens) -> Tensor:
@@ -123,20 +123,20 @@ class WholeModel:
         self.device = next(model.parameters()).device
         self.layers = list(range(self.config.num_hidden_layers + with_mtp))
         self._native_wanted = native
-        self._look_at_weights()
+        self._check_weights()
 
     def anyone(self, busy: bool) -> bool:
         return busy
 
     def weights_changed(self) -> None:
         """Nothing is kept of them, but the model may have been given adapters, say, or lost them."""
-        self._look_at_weights()
+        self._check_weights()
         self._choose_way()
 
     def weights_differ(self, *, closely: bool) -> bool:
         return self._watch.differ(closely=closely)
 
-    def _look_at_weights(self) -> None:
+    def _check_weights(self) -> None:
         self.is_native = self._native_wanted and fits(self.model)
         self._watch = _WeightsWatch(self.model)
 

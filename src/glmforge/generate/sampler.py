@@ -4,7 +4,7 @@ Logits pass through the request's rules (`rules.py`) and filters (`filters.py`).
 exponential times, one for each token with its probability for a rate, token v's is the first with just this probability
 (the Gumbel-max trick in other words). Blocks of tokens race first, then the tokens of the block that has won, so that
 a vocabulary of 150,000 needs less than a thousand random numbers. These are a function of the request's seed, the
-number of the sample and the place of the token: they are the same whatever else is in the batch.
+number of the sample and the place of the token: they are independent of the rest of the batch.
 
 A cumulative sum and one uniform number would do as well, but where two distributions differ a little it shifts all that
 comes behind. In a race a token loses only to one that gained, so two similar distributions mostly give the same token
@@ -52,19 +52,19 @@ def choose_tokens(logits_LV: Tensor, places: abc.Sequence[Place]) -> list[Chosen
 
 
 def _choose_at_once(logits_LV: Tensor, places: abc.Sequence[Place]) -> list[Chosen]:
-    told = [row for row, place in enumerate(places) if place.params.logprobs is not None]
-    unchanged_LV = logits_LV[told] if told else None  # a copy
+    scored = [row for row, place in enumerate(places) if place.params.logprobs is not None]
+    unchanged_LV = logits_LV[scored] if scored else None  # a copy
     adjust_(logits_LV, places)
     tokens = _choose(logits_LV, places)
     if unchanged_LV is None:
         return [Chosen(token) for token in tokens]
-    logprobs = place_logprobs(unchanged_LV, [places[row] for row in told], [tokens[row] for row in told])
-    by_row = dict(zip(told, logprobs, strict=True))
+    logprobs = place_logprobs(unchanged_LV, [places[row] for row in scored], [tokens[row] for row in scored])
+    by_row = dict(zip(scored, logprobs, strict=True))
     return [Chosen(token, by_row.get(row)) for row, token in enumerate(tokens)]
 
 
 def place_logprobs(logits_LV: Tensor, places: abc.Sequence[Place], tokens: abc.Sequence[int]) -> list[TokenLogprob]:
-    """What the requests ask to be told of `tokens`, from logits that nothing has changed."""
+    """What the requests ask to know about `tokens`, from unmodified logits."""
     params = [place.params for place in places]
     named = [one.logprob_tokens for one in params]
     temperatures, num_top = [one.temperature for one in params], [one.logprobs or 0 for one in params]

@@ -18,7 +18,7 @@ class Samples:
     def __init__(self, scheduler: Scheduler, runner: Runner, begin: Callable[[Request, int], Sequence]) -> None:
         self._scheduler, self._memory, self._runner, self._begin = scheduler, scheduler.memory, runner, begin
         self._unborn: dict[int, range] = {}
-        scheduler.on_admit = self._let_next_wait
+        scheduler.on_admit = self._queue_next_sample
 
     def __len__(self) -> int:
         return len(self._unborn)
@@ -61,7 +61,7 @@ class Samples:
                 self._fork(first, sibling)
                 begin = max(start, (first.num_cached - 1) // page_size * page_size)
                 computed.append(Computed(sibling, begin, place + begin - start))
-            self._let_next_wait(first)
+            self._queue_next_sample(first)
 
     def _fork(self, first: Sequence, sequence: Sequence) -> None:
         """Let a sample begin behind the prompt that another one has computed, or wait if there is no room."""
@@ -74,7 +74,7 @@ class Samples:
                 self._memory.end(sequence)
                 self._scheduler.add(sequence)
 
-    def _let_next_wait(self, sequence: Sequence) -> None:
+    def _queue_next_sample(self, sequence: Sequence) -> None:
         """A sequence runs now: the next sample of its request takes its place among those that wait, if the prompt has
         been computed."""
         number = sequence.request.number

@@ -20,7 +20,7 @@ from glmforge.generate.memory import CacheMemory
 from glmforge.generate.sequence import Reason, Sequence
 
 _MAX_HELD = 20
-"""A sequence is passed over in so many steps before it gives its place to another."""
+"""A sequence is passed over in this many steps before it gives its place to another."""
 
 
 class Work(NamedTuple):
@@ -36,7 +36,7 @@ class Work(NamedTuple):
 
     @property
     def num_wanted(self) -> int:
-        """Of so many tokens, the last ones, the logits are wanted: to choose by, or to score a prompt.
+        """Of this many tokens, the last ones, the logits are wanted: to choose by, or to score a prompt.
 
         Asked before the sequence advances.
         """
@@ -90,10 +90,10 @@ class Scheduler:
     def start_over(self) -> None:
         """Let all compute again what they have computed, as under other weights."""
         for sequence in list(self.running):
-            self._put_back(sequence)
+            self._requeue(sequence)
 
     def next_step(self) -> list[Work]:
-        """What to compute next, no sequence twice; nothing if nobody is here."""
+        """What to compute next, no sequence twice; empty without requests."""
         steps: list[Work] = []
         room = self.max_step_tokens
         for sequence in sorted(self.running, key=lambda one: (one.num_pending > 1, one.order)):
@@ -125,18 +125,18 @@ class Scheduler:
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
         """Take pages from those that came last until it has enough; False if it came last itself.
 
-        Nobody loses pages who has a place in the step: prompts have got theirs when they were admitted, and those that
+        No sequence in the step loses pages: prompts have got theirs when they were admitted, and those that
         decode are served in the order of arrival.
         """
         while not self.memory.grow(sequence, num_tokens):
             last = self.running[-1]
-            self._put_back(last)
+            self._requeue(last)
             self.num_preempted += 1
             if last is sequence:
                 return False
         return True
 
-    def _put_back(self, sequence: Sequence) -> None:
+    def _requeue(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self.memory.end(sequence)
         sequence.drafts.clear()
@@ -144,22 +144,22 @@ class Scheduler:
         sequence.num_held = 0
         self.add(sequence)
 
-    def _put_back_held(self) -> bool:
+    def _requeue_held(self) -> bool:
         """Take the place of a sequence that has been passed over for long; whether there is one."""
         held = next((one for one in reversed(self.running) if one.is_held and one.num_held >= _MAX_HELD), None)
         if held is not None:
-            self._put_back(held)
+            self._requeue(held)
         return held is not None
 
     def _admit(self) -> Sequence | None:
         """The one that waits longest, with pages for all that it has to compute; None if there are too few."""
         sequence = next((one for one in self.waiting if not one.is_held), None)
-        if sequence is None or (len(self.running) == self.max_sequences and not self._put_back_held()):
+        if sequence is None or (len(self.running) == self.max_sequences and not self._requeue_held()):
             return None
         self.memory.begin(sequence)
         num_missing = self.memory.num_needed(len(sequence.tokens)) - len(sequence.pages)
         while num_missing > self.memory.num_available:
-            if not self._put_back_held():
+            if not self._requeue_held():
                 self.memory.end(sequence)
                 return None
         self.waiting.remove(sequence)

@@ -1,4 +1,4 @@
-"""A request's answer while it is being made: its tokens, its pages, how far it is computed, what is told of it.
+"""A request's answer while it is being made: its tokens, its pages, how far it is computed, what is reported about it.
 
 Prompt and answer are one list. What is not in the cache yet is computed next, be it a prompt, one token, or all of it
 again after the pages were given to others: a sequence that waits and one that decodes differ in nothing else.
@@ -23,7 +23,7 @@ Reason = Literal["length", "stop", "cancelled", "error"]
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and what is asked of it; `number` is its place in the order of arrival."""
+    """A prompt and its parameters; `number` is its place in the order of arrival."""
 
     number: int
     prompt: tuple[int, ...]
@@ -57,16 +57,16 @@ class Sequence:
 
     Attributes:
         tokens: prompt and answer.
-        num_cached: so many of `tokens` have their keys and values in `pages`.
+        num_cached: this many of `tokens` have their keys and values in `pages`.
         pages: in the order of the tokens.
         shared: the end of the path of whole pages that the prefix tree has of this sequence; None if it is not to
             learn more of them.
         finished: why, if it is.
         text, grammar: where the answer is; None where the engine has no tokenizer, or the request no grammar.
-        num_held: so many steps have gone by without it, since its grammar has not said what may come next.
-        prompt_logprobs: of the prompt's tokens from the second on, as far as they are known and asked for.
+        num_held: this many steps have gone by without it, since its grammar has not said what may come next.
+        prompt_logprobs: of the prompt's tokens from the second on, as far as they are known and requested.
         experts_TMK: int16, what the first `num_recorded` tokens chose in each of M MoE layers, under the weights that
-            the token behind each was chosen by; None if nobody asks.
+            the token behind each was chosen by; None if not requested.
         drafts: guesses at the tokens to come, which the next step checks.
     """
 
@@ -118,12 +118,12 @@ class Sequence:
 
     @property
     def num_scored(self) -> int:
-        """After so many tokens the prompt's log-probabilities are known, or were not asked for."""
+        """After this many tokens the prompt's log-probabilities are known, or were not asked for."""
         return max(0, self.request.params.prompt_logprobs_from - 1) + len(self.prompt_logprobs)
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether log-probabilities of the prompt are still to be told."""
+        """Whether log-probabilities of the prompt are still pending."""
         return self.request.params.prompt_logprobs and self.num_scored < len(self.request.prompt) - 1
 
     @property
@@ -181,20 +181,20 @@ class Sequence:
         return text, None
 
     def take_record(self, first: "Sequence") -> None:
-        """Take what has been told of the prompt from another sample of the request."""
+        """Take the prompt's log-probabilities from another sample of the request."""
         self.prompt_logprobs = list(first.prompt_logprobs)
         if first.experts_TMK is not None:
             self.experts_TMK, self.num_recorded = first.experts_TMK.clone(), first.num_recorded
 
     def forget_record(self) -> None:
-        """Its keys are gone: what is told of the prompt is to be of the pass that its first token is chosen by.
+        """Its keys are gone: what is reported about the prompt must come from the pass that chooses its first token.
 
-        Once a token is chosen, what is told stays as it was, whatever weights compute the keys again.
+        Once a token is chosen, reported values stay, even if other weights recompute the keys.
         """
         if len(self.tokens) == len(self.request.prompt):
             self.prompt_logprobs.clear()
             self.num_recorded = 0
 
     def finish_text(self) -> str:
-        """The text that was held back: no more tokens come."""
+        """The text that was held back, when no more tokens follow."""
         return "" if self.text is None else self.text.finish()

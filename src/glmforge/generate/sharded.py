@@ -51,7 +51,7 @@ class ShardedModel:
     Attributes:
         share, num_shares: this rank has requests number `share` of every `num_shares`, or others of its own. Ranks
             of one tp and pp group have the same.
-        speaks: whether this rank is the first one of its share.
+        is_first: whether this rank is the first one of its share.
         weight_bytes: what the present session, or the last one, takes.
     """
 
@@ -62,7 +62,7 @@ class ShardedModel:
         world = model.world
         self.share = world.data_rank * world.axis_size("cp") + world.axis_rank("cp")
         self.num_shares = world.layout.data_ranks * world.axis_size("cp")
-        self.speaks = world.axis_rank("tp") == 0 and world.axis_rank("pp") == 0
+        self.is_first = world.axis_rank("tp") == 0 and world.axis_rank("pp") == 0
         self.shares_requests = world.axis_size("tp") * world.axis_size("pp") > 1
         self.knows_experts = not self.shares_requests
         self.experts_TMK: Tensor | None = None
@@ -90,7 +90,7 @@ class ShardedModel:
         # What a few tokens need is not worth compiling for each number of them.
         compiling = torch.compiler.set_stance("force_eager") if self.model.parallel.compile else nullcontext()
         with self.model.evaluating():
-            # Weights that lie whole are read where they lie: nothing has to be kept.
+            # Weights that lie whole are read where they lie: nothing must be kept.
             self.weight_bytes = WeightBytes(0, 0) if self._fits() else self._weights.begin()
             self._in_session, self._way_is_chosen = True, False
             try:
@@ -105,7 +105,7 @@ class ShardedModel:
         self._weights.refresh()
 
     def weights_differ(self, *, closely: bool) -> bool:
-        """A rank knows its shards only, and others have to begin anew with it: they are told, by `weights_changed`."""
+        """A rank knows its shards only, and others have to restart with it: they are notified by `weights_changed`."""
         return False
 
     def page_bytes(self, page_size: int) -> int:

@@ -42,7 +42,7 @@ class TextStream:
         return self._give(0 if self.stopped else self._num_uncertain())
 
     def finish(self) -> str:
-        """The text that was held back: no more tokens come."""
+        """The text that was held back, when no more tokens follow."""
         if self.stopped:
             return ""
         self._held_back += self._characters.decode(b"", final=True)

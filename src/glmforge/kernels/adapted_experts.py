@@ -76,7 +76,7 @@ def _adapted_mm_backward(
     scaling: float,
     of_x: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, which is empty unless it is asked for by `of_x`, of a and of b."""
+    """Gradients of x, which is empty unless it is requested by `of_x`, of a and of b."""
     x_grad_NJ = torch.empty_like(x_NJ) if of_x else x_NJ.new_empty(0)
     a_grad_ErJ, b_grad_EOr = torch.zeros_like(a_ErJ), torch.zeros_like(b_EOr)
     matrices = [matrix.unbind(0) for matrix in (weight_EOJ, a_ErJ, b_EOr, a_grad_ErJ, b_grad_EOr)]

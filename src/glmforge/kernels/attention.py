@@ -112,7 +112,7 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 class _FlashSegments(torch.autograd.Function):
     """o_BHQP of segments that begin inside a document, K > Q: the last query sees all keys, each before it one less.
 
-    The CPU's flash kernel wants the first query at the first key. So softmax over all keys is put together from two
+    The CPU's flash kernel needs the first query at the first key. So softmax over all keys is assembled from two
     calls, one over the keys before the segment, which every query sees, and one over the segment's own, which is
     causal: each result weighs the sum of exponentials that it comes from. Backward, each call is given the whole result
     and the logarithm of the whole sum, as in ring attention (Liu et al., 2023, arXiv 2310.01889), and so gives its part

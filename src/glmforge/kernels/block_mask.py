@@ -66,7 +66,7 @@ def _whole_blocks(first_Q: Tensor, last_Q: Tensor, num_blocks: tuple[int, int]) 
 
 
 def _ordered(blocks_qk: Tensor) -> tuple[Tensor, Tensor]:
-    """As `BlockMask` wants them for one batch and head: how many blocks of keys each block of queries has, int32
+    """As `BlockMask` needs them for one batch and head: how many blocks of keys each block of queries has, int32
     [1, 1, q], and all blocks of keys with these first, int32 [1, 1, q, k]."""
     counts_q = blocks_qk.sum(1, dtype=torch.int32)
     order_qk = blocks_qk.to(torch.uint8).argsort(dim=1, descending=True, stable=True).to(torch.int32)

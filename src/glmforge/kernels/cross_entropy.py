@@ -7,7 +7,7 @@ are taken in chunks: matmul to logits, softmax in float32, loss, and the chunk's
 is available: they are linear in the upstream gradient, which is a scalar, so backward only scales them. That is three
 matmuls over the vocabulary instead of the four of recomputing the logits, at the price of holding the weight's
 gradient from forward to backward (it would exist a moment later anyway). `token_nll` has one upstream gradient per
-token, known only in backward, and recomputes. Both compute only the gradients that are asked for: a frozen head has
+token, known only in backward, and recomputes. Both compute only the gradients that are requested: a frozen head has
 none of its own, and takes two matmuls.
 
 Two implementations of what happens between the matmuls: "plain" keeps two float32 copies of a chunk's logits, "triton"
@@ -44,7 +44,7 @@ class VocabularyShard:
     """Rows [start, start + V) of a vocabulary spread over ranks.
 
     `max` and `sum` reduce a small tensor over those ranks, outside autograd. The gradient that a function gives for h
-    is then this shard's part, to be summed over the ranks by whoever brought h here; the weight's is complete.
+    is then this shard's part, to be summed over the ranks by the caller that distributed h; the weight's is complete.
     """
 
     start: int
@@ -214,7 +214,7 @@ def _chunks(
 ) -> Iterator[_Chunk]:
     device = kernel_device(h_TD.device)
     chunk_tokens = chunk_tokens or CHUNK_TOKENS.get(device, CHUNK_TOKENS["cuda"])
-    # Collectives, and launching kernels, want few large pieces; a CPU's cache wants small ones.
+    # Collectives, and launching kernels, want few large pieces; a CPU's cache needs small ones.
     at_once = CPU_ROWS_AT_ONCE if device == "cpu" and softmax.shard is None else chunk_tokens
     loss_and_gradient = _triton_loss_and_gradient if softmax.implementation == "triton" else _loss_and_gradient
     for start in range(0, len(labels_T), chunk_tokens):

@@ -1,6 +1,6 @@
 """Routed tokens into expert order and back.
 
-A router sends each of T tokens to K experts: N = T * K rows of work. Grouped matrix multiplication wants the rows
+A router sends each of T tokens to K experts: N = T * K rows of work. Grouped matrix multiplication needs the rows
 of one expert next to each other, so the rows are sorted by expert, computed, and summed back per token with the
 router's weights. Every step is a gather with a known inverse, also in the backward pass: no atomic adds, and the
 same input gives the same bits on every run.
@@ -108,7 +108,7 @@ def combine(y_MD: Tensor, weights_TK: Tensor | None, routing: Routing) -> Tensor
     Differentiable in y_MD and weights_TK (usually float32, straight from the router).
 
     Args:
-        y_MD: the rows in expert order; those of dropped choices, which come last, may be left out and add nothing.
+        y_MD: the rows in expert order; those of dropped choices, which come last, may be omitted and add nothing.
         weights_TK: None adds the rows as they are.
     """
     if routing.implementation == "triton":
@@ -167,7 +167,7 @@ class _Combine(torch.autograd.Function):
         for rows_T, weights_T in zip(_by_choice(inverse_N, weights_TK), weights_TK.to(dtype).unbind(1), strict=True):
             weighted_TD = y_ND.index_select(0, rows_T).to(dtype) * weights_T.unsqueeze(1)
             y_TD = weighted_TD if y_TD is None else y_TD + weighted_TD
-        assert y_TD is not None, "every token has a choice"
+        assert y_TD is not None, "every token has an expert"
         return y_TD.to(y_ND.dtype)
 
     @staticmethod

@@ -31,7 +31,7 @@ from glmforge.kernels.target import automatic, kernel_device, unknown_implementa
 
 BF16_ROW_MULTIPLE = 32
 FEW_ROWS = 1024
-"""Of all experts together, at most so many rows are left to the native kernels."""
+"""Of all experts together, at most this many rows are left to the native kernels."""
 
 
 def expert_linear(x_NJ: Tensor, weight_EOJ: Tensor, counts_E: Tensor, *, implementation: str = "auto") -> Tensor:

@@ -1,6 +1,6 @@
 """FlashInfer's attention over a paged key/value cache, for CUDA with 16-bit types. A package of its own.
 
-It wants a plan of each step, made from the pages and lengths of all sequences and used by every layer (Ye et al., 2025,
+It needs a plan of each step, made from the pages and lengths of all sequences and used by every layer (Ye et al., 2025,
 arXiv 2501.01005). Prompt pieces and single tokens go through the same wrapper, since a step has both.
 
 Shapes: R sequences, M pages of the longest one.

@@ -8,7 +8,7 @@ nothing, and a row cut over ranks is rounded like a whole one but for numbers 2^
 The weight gradient is a product of bf16: it sums over tokens, whose rows would have to be scaled the other way and,
 for experts, padded to multiples of 16; and it is where 8 bits cost most accuracy. torchao calls this recipe
 `rowwise_with_gw_hp`. torchao itself is not used: its `Float8Linear` replaces `nn.Linear` modules and their weights,
-where a `Matmul` of ours gets local parts from FSDP2, tp and ep; and its grouped product wants padded experts.
+where a `Matmul` of glmforge gets local parts from FSDP2, tp and ep; and its grouped product needs padded experts.
 
 CUDA multiplies by `torch._scaled_mm` and `torch._scaled_grouped_mm` (compute capability 9 or 10), which sum in fp32 and
 round to bf16. Elsewhere, and for mxfp8 everywhere, the product is emulated: e4m3 times a power of two is a bf16 number,

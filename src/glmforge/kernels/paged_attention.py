@@ -72,7 +72,7 @@ def paged_attention(
 
     Args:
         keys_NGCP, values_NGCP: all N pages of a layer, in the dtype of q.
-        implementation: a name of `IMPLEMENTATIONS`, or "auto": on a CPU "native" where it can be had, on a GPU
+        implementation: a name of `IMPLEMENTATIONS`, or "auto": on a CPU "native" where it can be obtained, on a GPU
             "flashinfer" or "varlen", and "plain" for types that these do not take.
     """
     if implementation == "auto":

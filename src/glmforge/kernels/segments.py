@@ -11,7 +11,7 @@ As in `glmforge.kernels.attention`, one function with several implementations th
 - `dense`: scaled-dot-product attention under an explicit Q x T mask. The reference.
 - `documents`: segment by segment, equal shapes batched; no mask over the whole batch ever exists. For the CPU.
 - `flex`: FlexAttention under a block mask of document ids and places, compiled. For CUDA; on a CPU it has no backward.
-- `varlen`: FlashAttention's variable-length kernel, which aligns at the bottom right and wants each segment's keys next
+- `varlen`: FlashAttention's variable-length kernel, which aligns at the bottom right and needs each segment's keys next
   to each other: they are copied, at most T * (1 + 1/2cp) rows for one document per row cut in 2cp chunks.
   For CUDA with 16-bit types.
 
@@ -177,7 +177,7 @@ def chosen_implementation(q_QHP: Tensor, implementation: str) -> str:
 
 
 def key_order(segments: Segments, implementation: str) -> Tensor | None:
-    """int64: the places of the keys in the order in which the implementation wants them; None is the natural one."""
+    """int64: the places of the keys in the order in which the implementation needs them; None is the natural one."""
     return segments.key_places_K if implementation in ("varlen", "flash3") else None
 
 

@@ -3,7 +3,7 @@
 Alternating between making each token's mass 1 and giving each expert an equal share of a row's mass turns exp(logits)
 into the assignment nearest to it (in relative entropy) in which all experts are equally loaded (Sinkhorn, 1967; for
 routing: Clark et al., 2022, arXiv 2202.01169, appendix B). Scaling tokens does not change which experts a token ranks
-first, and scaling experts adds a constant to their logits. So all that has to be found is a bias per row and expert,
+first, and scaling experts adds a constant to their logits. So all that must be found is a bias per row and expert,
 and one iteration is: softmax over experts under the bias, sum over the row's tokens, move the bias by the logarithm of
 the excess. Sums over tokens are the only thing that ranks exchange, B * E numbers each time.
 

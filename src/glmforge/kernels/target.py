@@ -1,7 +1,7 @@
 """Whose kernels are taken: those of the device that the tensors lie on, unless a dry run says otherwise.
 
 What a kernel saves for the backward pass and how much is computed at a time differ between devices. A dry run has a
-GPU's job laid out on tensors without memory, which lie on the CPU for want of a GPU; it is to count what the GPU's
+GPU's job laid out on tensors without memory, which lie on the CPU for lack of a GPU; it is to count what the GPU's
 kernels would take.
 """
 

@@ -32,7 +32,7 @@ def causal(function: Callable[..., Any]) -> CausalAttention:
     """`function`, a release's `varlen_attn`, with the options that make it causal over grouped key/value heads.
 
     Raises:
-        UnknownSignatureError: it cannot be told how to make it so.
+        UnknownSignatureError: it is unknown how to make it so.
     """
     signature = inspect.signature(function)
     options: dict[str, Any] = {}
@@ -44,8 +44,8 @@ def causal(function: Callable[..., Any]) -> CausalAttention:
         options["enable_gqa"] = True
     if not options.keys() & {"window_size", "is_causal"} or not _fits(signature, options):
         raise UnknownSignatureError(
-            f"varlen attention: this torch's varlen_attn{signature} is none of those known (torch 2.11 to 2.13); "
-            "install one of them"
+            f"varlen attention: this torch's varlen_attn{signature} is unknown (known: torch 2.11 to 2.13); install "
+            "one of these versions"
         )
     return functools.partial(function, **options)
 

@@ -28,7 +28,7 @@ from glmforge.model.rope import Rope
 
 
 class LayerTokens(NamedTuple):
-    """What a layer is told of its tokens: `rows` are those of the tokens that the router sees; `dropout` and
+    """What a layer knows of its tokens: `rows` are those of the tokens that the router sees; `dropout` and
     `adapter_dropout` are None where nothing is dropped; `given_TK` are experts for the router to take instead of
     choosing; `adapters` says whether the layer's adapters count."""
 

@@ -73,7 +73,7 @@ class Noise:
     def of_step(
         cls, regularization: RegularizationConfig, seed: int, step: int, adapters: float = 0.0
     ) -> "Noise | None":
-        """The noise of a training step, `adapters` being their rate; None where there is none."""
+        """The noise of a training step, `adapters` being their rate, or None."""
         rates = regularization.dropout, regularization.attention_dropout, regularization.neftune_alpha, adapters
         return cls(*rates, fold(fold(torch.tensor(0), seed), step)) if any(rates) else None
 

@@ -1,4 +1,4 @@
-"""The heads: the output projection with what is asked of it, and linear maps for scores and values.
+"""The heads: the output projection with what is requested of it, and linear maps for scores and values.
 
 Callers ask the head rather than multiply by its weight, because the vocabulary may be spread over ranks: then no rank
 ever has all logits of a token, and each question is answered from parts (`glmforge.model.placement.Vocabulary`).
@@ -43,7 +43,7 @@ class LMHead(ChoosesKernels, nn.Module):
         self.operands: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = as_they_are
 
     def tie(self, embedding: Embedding) -> None:
-        """Take the weight of `embedding` for the head's, now and whatever becomes of it (cut, sharded, loaded).
+        """Use the weight of `embedding` for the head, also after it is cut, sharded or loaded.
 
         The model then has one parameter, under the embedding's name: its gradient is that of both uses.
         """
@@ -121,7 +121,7 @@ def as_they_are(h_TD: Tensor, weight_VD: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class LinearHead(nn.Module):
-    """A head of `ModelConfig.heads`: weight [n, D], no bias. Its answers are fp32, whatever the model computes in."""
+    """A head of `ModelConfig.heads`: weight [n, D], no bias. Its outputs are fp32, regardless of the compute dtype."""
 
     def __init__(self, hidden_size: int, num_outputs: int) -> None:
         super().__init__()
@@ -152,6 +152,6 @@ class NoLMHeadError(GlmforgeError):
 
     def __init__(self, heads: Iterable[str]) -> None:
         super().__init__(
-            f"the model has no language-model head (model.lm_head is false; it has {', '.join(heads)}): it neither "
-            "generates nor scores text"
+            f"the model has no language-model head (model.lm_head is false; it has {', '.join(heads)}); it cannot "
+            "generate or score text"
         )

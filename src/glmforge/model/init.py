@@ -29,7 +29,7 @@ def initialize(model: nn.Module, table: ParameterTable, seed: int, std: float) -
 
 
 class InitialWeights(Mapping[str, Tensor]):
-    """The initial values of all parameters and router biases of a model by name, each drawn when it is asked for."""
+    """The initial values of all parameters and router biases of a model by name, each drawn when it is requested."""
 
     def __init__(self, config: ModelConfig, seed: int) -> None:
         self._table, self._seed, self._std = parameter_table(config), seed, config.initializer_range

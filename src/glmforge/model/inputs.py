@@ -1,7 +1,7 @@
 """What a forward pass reads: the tokens of a micro-batch and all that the model must know of them.
 
 A micro-batch is B rows of S tokens with documents packed in each row. The model sees T flattened tokens: all of them,
-or, where ranks share each row, the ones that lie on this rank, in whatever order. So nothing in the model may assume
+or, where ranks share each row, the ones that lie on this rank, in any order. So nothing in the model may assume
 that neighbours in memory are neighbours in the text: positions, the tokens to come and the row of each token are
 given, and attention is the caller's function.
 
@@ -39,7 +39,7 @@ class DocumentAttention:
         self.documents, self.part = documents, part
         self.noise = noise if noise is not None and noise.step.attention_dropout else None
 
-    # For whoever compiles a whole model: its kernels are chosen by the documents' lengths.
+    # For compiling a whole model: its kernels are chosen by the documents' lengths.
     @torch.compiler.disable
     def __call__(self, module: "Attention", q_THP: Tensor, k_TGP: Tensor, v_TGP: Tensor) -> Tensor:
         if self.noise is None or not module.training:
@@ -94,14 +94,14 @@ class Routing:
         return self.experts_TLK[:, number].long() if number < self.experts_TLK.shape[1] else None
 
     def check(self, config: ModelConfig, num_tokens: int) -> None:
-        """Raises ValueError if these are not experts of so many tokens in such a model; their values are not read."""
+        """Raises ValueError if these are not experts of this many tokens in such a model; their values are not read."""
         shape, num_trunk = list(self.experts_TLK.shape), config.num_moe_layers
         numbers = dict.fromkeys((num_trunk, num_trunk + config.num_nextn_predict_layers))
         fitting = [[num_tokens, number, config.num_experts_per_tok] for number in numbers]
         if shape not in fitting or self.experts_TLK.is_floating_point():
             dtype = str(self.experts_TLK.dtype).removeprefix("torch.")
             expected = " or ".join(map(str, fitting))
-            raise ValueError(f"routing: experts are {dtype} {shape}; give integers {expected}")
+            raise ValueError(f"routing: experts are {dtype} {shape}; pass integers {expected}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,8 +116,8 @@ class ModelInputs:
         attend: how queries meet keys.
         noise: of the tokens as the residual stream has them, for dropout in training; None drops nothing there.
         map_noise: the same of the tokens as linear maps read them.
-        halves: the first and the second half of the tokens, of which layers are told instead if they are to take them
-            in turn (see `glmforge.model.block`); their tokens to come are left out.
+        halves: the first and the second half of the tokens, passed to layers instead if they are to take them
+            in turn (see `glmforge.model.block`); their tokens to come are omitted.
         routing: the experts that tokens take; None lets the routers choose.
         adapters: whether adapters count (see `glmforge.adapt.lora`). Without them the base model answers.
     """

@@ -1,6 +1,6 @@
 """The plain parts every block is made of: linear map, RMSNorm, SwiGLU.
 
-Weights may be fp32 masters while the activations are bf16 (or whatever the compute dtype is): every weight is cast
+Weights may be fp32 masters while the activations are bf16 (or the compute dtype): every weight is cast
 to the activation's dtype where it is used, so precision is explicit and autocast is never needed. Where weight
 and activation already agree the cast is free. Gradients come back in the weight's own dtype.
 
@@ -26,7 +26,7 @@ class Matmul(Protocol):
     A map's `matmul` is `matmul` below, or what is put in its place: an adapter, a quantised weight, an fp8 product. It
     is a module where it has parameters of its own (of which it takes the `local` part), and calls the matmul that it
     replaces where it adds to it. It gets and gives this device's part of everything: a map cut by its inputs is summed
-    over devices afterwards, so whatever is linear in `x` may be added here.
+    over devices afterwards, so anything linear in `x` may be added here.
     """
 
     def __call__(

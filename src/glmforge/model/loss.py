@@ -1,7 +1,7 @@
 """Next-token and multi-token-prediction losses as heads of the forward.
 
-Losses are sums with their number of labels beside them: whoever knows all ranks and accumulation steps divides by
-the global number. No function here makes [T, V] logits at once.
+Losses are sums with their number of labels beside them: the caller, which knows all ranks and accumulation steps,
+divides by the global number. No function here makes [T, V] logits at once.
 
 Shapes: B rows, S tokens per row, T tokens, N depths, D hidden_size.
 """
@@ -18,7 +18,7 @@ from glmforge.model.head import Heads
 
 
 def labels_at_depth(labels_T: Tensor, documents: Documents, depth: int) -> Tensor:
-    """Labels of the MTP layer at `depth`: position t is asked for the token `depth` after the next one.
+    """Labels of the MTP layer at `depth`: position t predicts the token `depth` after the next one.
 
     `labels_T` holds the next token (or -100); positions whose target lies past the end of their document get -100.
     """
@@ -28,7 +28,7 @@ def labels_at_depth(labels_T: Tensor, documents: Documents, depth: int) -> Tenso
 
 
 class Targets(NamedTuple):
-    """What the tokens are asked for at one depth: int64 labels or -100, and how much each counts (float32; None: 1)."""
+    """Labels at one depth: int64 labels or -100, and how much each counts (float32; None: 1)."""
 
     labels_T: Tensor
     weights_T: Tensor | None = None

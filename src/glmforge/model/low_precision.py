@@ -31,8 +31,8 @@ class Fp8Matmul:
         multiple, widths = self.block_size or MULTIPLE, list(weight.shape[-2:])
         if any(width % multiple for width in widths):
             raise ConfigError(
-                f"precision.low_precision: a weight of {widths} on each rank, which needs multiples of {multiple}; "
-                "choose another parallel.tp, or leave its map out of precision.low_precision_maps"
+                f"precision.low_precision: a weight is {widths} on each rank, but must be a multiple of {multiple}; "
+                "choose another parallel.tp, or remove its layer from precision.low_precision_maps"
             )
         return fp8_linear(x, weight, bias=bias, counts_E=counts_E, block_size=self.block_size)
 
@@ -58,8 +58,8 @@ def check_device(device: torch.device, precision: PrecisionConfig) -> None:
         capability = torch.cuda.get_device_capability(device)
         if capability[0] not in _CAPABILITIES:
             raise ConfigError(
-                "precision.low_precision: fp8 needs a GPU of compute capability 9 or 10 (H100, H200, B200), this one "
-                f"has {capability[0]}.{capability[1]}; set it to none"
+                "precision.low_precision: fp8 needs a GPU of compute capability 9 or 10 (H100, H200, B200), but this "
+                f"one has {capability[0]}.{capability[1]}; set it to none"
             )
 
 

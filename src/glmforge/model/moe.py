@@ -102,7 +102,7 @@ class SentTokens(NamedTuple):
 
 
 class MoEOutput(NamedTuple):
-    """`y_TD`, the tokens that chose each expert `counts_E`, the ones among them that were dropped for want of capacity
+    """`y_TD`, the tokens that chose each expert `counts_E`, the ones among them that were dropped for lack of capacity
     `dropped_E` (both int64), the router's scores `scores_TE`, and the experts that it took `experts_TK`."""
 
     y_TD: Tensor

@@ -1,6 +1,6 @@
 """What a module asks when several devices compute a layer together. The answers here are those of one device.
 
-A module states its mathematics once and asks two things, so that no way of sharing a layer needs modules of its own:
+A module states its mathematics once and queries two things, so that no way of sharing a layer needs modules of its own:
 
 - `local(weight)`: this device's part of a parameter. A parameter that is cut says so itself, by being a DTensor.
 - a `Region` around the maps that the devices compute together: what moves between devices on the way in and out.
@@ -60,7 +60,7 @@ class Vocabulary:
     """
 
     def rows(self, ids_T: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-        """The local row of every token id, any row where there is none, and where that is so (bool): negative ids."""
+        """The local row of every token id, or any row, and where that is so (bool): negative ids."""
         return ids_T.clamp(min=0), ids_T < 0
 
     def shard(self, num_rows: int) -> VocabularyShard | None:

@@ -38,7 +38,7 @@ def quantise_maps(section: GlmMoe, table: ParameterTable) -> None:
             if isinstance(owner, Linear):
                 owner.matmul = Nf4Matmul(owner, scales)
             else:
-                assert isinstance(owner, Experts), f"{name}: is no weight of a map"
+                assert isinstance(owner, Experts), f"{name}: is not the weight of a linear layer"
                 setattr(owner, attribute.replace("_proj", "_matmul"), Nf4Matmul(owner, scales))
 
 

@@ -135,7 +135,7 @@ class GlmMoe(nn.Module):
         if config.tie_word_embeddings:
             if self.lm_head is None or self.model.embed_tokens is None:
                 raise ValueError(
-                    "tied embeddings need embedding and head in one section: a pipeline would separate them"
+                    "tied embeddings need embedding and head in one section; a pipeline would separate them"
                 )
             self.lm_head.tie(self.model.embed_tokens)
         for name, num_outputs in config.heads.items() if self.section.last else ():
@@ -214,8 +214,8 @@ class GlmMoe(nn.Module):
             inputs = ModelInputs.whole(inputs, num_mtp_layers=self.config.num_nextn_predict_layers)
         if not inputs.adapters and not self.has_base:
             raise ValueError(
-                "adapters=False asks for the base model, whose weights are not there: the run has no section lora, or "
-                "trains parameters whole (lora.modules_to_save); hold the reference as a model of its own"
+                "adapters=False needs the base model's weights, which are not available: the run has no lora "
+                "section, or trains full parameters (lora.modules_to_save); load the reference as a separate model"
             )
         self.adapters_on = inputs.adapters
         try:
@@ -254,17 +254,19 @@ class GlmMoe(nn.Module):
             mtp.append(head(h_TD, heads, depth))
         return ForwardOutput(main, tuple(mtp), stats.result(h_TD.device))
 
-    def _told(self, half: ModelInputs) -> "_Told":
+    def _told(self, half: ModelInputs) -> "_LayerContext":
         noise, map_noise = (half.noise, half.map_noise) if self.training else (None, None)
         if half.routing is not None:
             half.routing.check(self.config, len(half.rows.row_T))
-        return _Told(self.rope(half.positions_T), half.attend, half.rows, noise, map_noise, half.routing, half.adapters)
+        return _LayerContext(
+            self.rope(half.positions_T), half.attend, half.rows, noise, map_noise, half.routing, half.adapters
+        )
 
     def _run_layer(
         self,
         layer: DecoderLayer,
         states_TD: Iterable[Sequence[Tensor]],
-        halves: Sequence["_Told"],
+        halves: Sequence["_LayerContext"],
         stats: "_StatsCollector",
     ) -> list[Tensor]:
         """The states of each half after `layer`, which reads one or two tensors of each."""
@@ -279,8 +281,8 @@ class GlmMoe(nn.Module):
         next_ids = inputs.next_ids_NT if with_mtp else ()
         if with_mtp and len(next_ids) != self.config.num_nextn_predict_layers:
             raise ValueError(
-                f"inputs hold the tokens of {len(next_ids)} MTP depths, the model has "
-                f"{self.config.num_nextn_predict_layers} MTP layers: give num_mtp_layers, or with_mtp=False"
+                f"inputs hold the tokens of {len(next_ids)} MTP depths, but the model has "
+                f"{self.config.num_nextn_predict_layers} MTP layers; pass num_mtp_layers, or with_mtp=False"
             )
         x_TD = self.embed(inputs.ids_T)
         if self.training and inputs.noise is not None:
@@ -315,8 +317,8 @@ class GlmMoe(nn.Module):
         return cast(Tensor, output.main).unflatten(0, ids_BS.shape)
 
 
-class _Told(NamedTuple):
-    """What all layers are told of their tokens."""
+class _LayerContext(NamedTuple):
+    """What all layers know of their tokens."""
 
     rope: Rope
     attend: Attend
@@ -344,7 +346,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 class _StatsCollector:
-    """Gathers what the routers report (and what the auxiliary loss needs, if asked for) over the layers."""
+    """Gathers what the routers report (and what the auxiliary loss needs, if requested) over the layers."""
 
     def __init__(self, config: ModelConfig, rows: Rows, with_aux_loss: bool, with_routing: bool) -> None:
         self.config, self.rows, self.with_aux_loss, self.with_routing = config, rows, with_aux_loss, with_routing

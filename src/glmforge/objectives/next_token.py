@@ -96,7 +96,7 @@ class NextTokenObjective(Objective):
         sums["source_nll"].index_add_(0, share.take(source_T), output.main.nll_T.double())
 
     def targets(self, batch: Batch) -> list[Targets]:
-        """What all tokens of the rows are asked for at each depth."""
+        """Labels of all tokens of the rows at each depth."""
         documents, labels_T, weights_T = batch.documents(), batch.labels_BS.flatten(), self.weights_T(batch)
         return [
             Targets(

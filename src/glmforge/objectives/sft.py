@@ -2,7 +2,7 @@
 
 Which tokens those are stands in the data: labels elsewhere are ignored, and `LOSS_WEIGHT` says how much the others
 count. A mean over tokens gives a conversation the more weight the longer its answers are; a mean over conversations
-gives each the same, also one that is several documents, in whatever rows and batches these are.
+gives each the same, also one that is several documents, in any rows and batches these are.
 """
 
 from typing import Literal

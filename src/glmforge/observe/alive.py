@@ -1,10 +1,10 @@
-"""Slow work that is going on: a rank says so, and whoever would end the run for its silence hears it.
+"""Slow work that is going on: a rank reports it, and hang detection takes it into account.
 
 Between two steps a rank may evaluate, generate or write for longer than a hang is allowed to last, while the others
 wait for it in a collective. What the watchdog of a rank has heard it therefore writes into one small file of the run
 (`RunDirectory.alive`): watchdogs of waiting ranks read it before they give up, and the job's supervisor looks at its
-time. One file for all ranks is enough, as it matters that somebody works, not who. Times are of the clock: nodes whose
-clocks differ judge a hang that much earlier or later.
+time. One file for all ranks is enough, as it matters that some rank works, not which. Times are of the clock: nodes
+whose clocks differ judge a hang that much earlier or later.
 """
 
 import os
@@ -24,7 +24,7 @@ _BYTES = 200
 
 
 def quiet(what: str) -> None:
-    """For slow work that nobody watches."""
+    """For slow work that is not watched."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def write_mark(path: Path, mark: Mark) -> None:
 
 
 def read_mark(path: Path) -> Mark | None:
-    """The newest mark; None if there is none, or none that can be read."""
+    """The newest mark; None if missing or unreadable."""
     with suppress(OSError, ValueError):
         with open_regular(path) as file:
             said, rank, what = file.read(_BYTES).decode(errors="replace").split(" ", 2)

@@ -2,7 +2,7 @@
 
     Background(TensorBoard(directory))
 
-Records wait in a queue of limited length. While it is full they are left out, with a warning; a sink that keeps it full
+Records wait in a queue of limited length. While it is full they are omitted, with a warning; a sink that keeps it full
 for longer than a limit raises, and the bus drops it. What the sink itself raises comes out at the next call. A process
 that is killed loses what waits in the queue, so the run's own files are written at once instead
 (`glmforge.observe.run_sinks.RunFiles`).
@@ -91,7 +91,7 @@ class Background:
             pass
         self._raise_error()
         if thread.is_alive():
-            raise self._give_up(f"has not written its last records within {self._close_s:.0f} s")
+            raise self._give_up(f"did not write its last records within {self._close_s:.0f} s")
 
     def _work(self, queue: Queue[Callable[[], None] | None]) -> None:
         try:
@@ -107,7 +107,7 @@ class Background:
         now = self._clock()
         if self._full_since is None:
             self._full_since = now
-            logger.warning("%s does not keep up: records are left out there until it does", self.name)
+            logger.warning("%s does not keep up; records are dropped until it does", self.name)
         if now - self._full_since > self._limit_s:
             raise self._give_up(f"has not kept up for {now - self._full_since:.0f} s")
 

@@ -95,7 +95,7 @@ def _load(counts_LE: ArrayLike) -> np.ndarray:
         raise ValueError(f"expert counts have shape {counts.shape}, expected [layers, experts]")
     total_L1 = counts.sum(axis=1, keepdims=True)
     if not (total_L1 > 0).all():
-        raise ValueError(f"layer {int(np.argmin(total_L1))} routed no token in this step: its balance is undefined")
+        raise ValueError(f"layer {int(np.argmin(total_L1))} routed no tokens in this step, so its balance is undefined")
     load_LE: np.ndarray = counts / total_L1
     return load_LE
 

@@ -1,6 +1,6 @@
-"""The way of every number and event of a run: from whoever measures it, over one bus, to a list of sinks.
+"""The way of every number and event of a run: from where it is measured, over one bus, to a list of sinks.
 
-What is measured is recorded under its name in the run's table, when it is known and by whoever knows it; nobody has to
+What is measured is recorded under its name in the run's table, when it is known and where it is known; nothing has to
 know who reads it. On a logging step all that was recorded since the last one becomes one record, which every sink gets.
 Tensors are read only then and only where there are sinks (rank 0), so recording never waits for the device.
 
@@ -98,14 +98,14 @@ class MetricsBus:
         for name in [name for name in self._values if self.table[name].kind is MetricKind.SUM]:
             del self._values[name], self._steps[name]  # of steps that the run has rolled back behind
         if self._has_begun:
-            self._have_all(lambda sink: sink.open(step, tokens, self.table))
+            self._for_each_sink(lambda sink: sink.open(step, tokens, self.table))
         else:
             for sink in self.sinks:
                 sink.open(step, tokens, self.table)
         self._has_begun = True
 
     def close(self) -> None:
-        self._have_all(lambda sink: sink.close())
+        self._for_each_sink(lambda sink: sink.close())
 
     def record(self, values: Mapping[str, object], *, step: int) -> None:
         """Take values measured after `step`, numbers or tensors; `None` is not known.
@@ -140,9 +140,9 @@ class MetricsBus:
         """
         if kind in _OF_THE_TABLE:
             self.table.check(record)
-        self._have_all(lambda sink: sink.write(kind, record))
+        self._for_each_sink(lambda sink: sink.write(kind, record))
 
-    def _have_all(self, act: Callable[[Sink], None]) -> None:
+    def _for_each_sink(self, act: Callable[[Sink], None]) -> None:
         for sink in list(self.sinks):
             if sink not in self.sinks:  # dropped meanwhile
                 continue
@@ -159,7 +159,7 @@ class MetricsBus:
             sink.close()
         reason = " ".join(str(error).split())
         detail = f"{sink.name}: {type(error).__name__}: {reason}"
-        logger.warning("records no longer go to %s; training goes on without it", detail)
+        logger.warning("sink dropped, training continues without it: %s", detail)
         self.write(Kind.EVENT, event_record("sink dropped", step=self._step, detail=detail))
 
 

@@ -1,4 +1,4 @@
-"""The control file: how somebody at a terminal tells a live run to save, to stop or to profile.
+"""The control file: how a user at a terminal makes a live run save, stop or profile.
 
 `<run>/control` holds one command. Rank 0 looks for it before each step, takes it away and answers with an event, so it
 works wherever the run's directory can be written, on no port and with no signal. The file appears whole and is taken by
@@ -26,7 +26,7 @@ _MAX_CHARACTERS = 200
 
 
 class ControlError(GlmforgeError):
-    """A command that is none, or a run that cannot be told anything."""
+    """An invalid command, or a run that accepts no commands."""
 
 
 class Command(NamedTuple):
@@ -44,7 +44,7 @@ def parse_command(text: str) -> Command:
     name, *arguments = text.split() or [""]
     with_steps = name == "profile" and len(arguments) == 1 and arguments[0].isdecimal() and int(arguments[0]) > 0
     if name not in get_args(Name) or (arguments and not with_steps):
-        raise ControlError(f"{text.strip()!r} is not a command; give 'save', 'stop', 'profile' or 'profile STEPS'")
+        raise ControlError(f"{text.strip()!r} is not a command; use 'save', 'stop', 'profile' or 'profile STEPS'")
     return Command(cast(Name, name), int(arguments[0]) if arguments else 1)
 
 
@@ -56,18 +56,18 @@ def send_command(root: Path, command: Command) -> None:
     """
     directory = RunDirectory(root)
     if not directory.events.exists():
-        raise ControlError(f"{root}: is not the directory of a run that has started; give its output_dir")
+        raise ControlError(f"{root}: is not a run directory, or the run has not started; pass its output_dir")
     ended = how_it_ended(root)
     if ended is not None:
         raise ControlError(f"{root}: the run has ended ({ended}); start it again with 'glmforge train' first")
     if directory.control.exists():
         waiting = directory.control.read_text(encoding="utf-8", errors="replace").strip()[:_MAX_CHARACTERS]
-        raise ControlError(f"{directory.control}: {waiting!r} has not been taken yet; wait, or delete the file")
+        raise ControlError(f"{directory.control}: {waiting!r} has not been accepted yet; wait, or delete the file")
     write_text(directory.control, f"{command}\n")
 
 
 def take_command(root: Path) -> str | None:
-    """Take the control file's text away, None if there is none. Costs one look at the directory if there is none."""
+    """Remove the control file and return its text, or None. Costs one look at the directory without one."""
     path = RunDirectory(root).control
     try:
         path.stat()
@@ -111,11 +111,11 @@ def wait_for_answer(root: Path, after: int, timeout_s: float, poll_s: float = 0.
             return
         ended = how_it_ended(root)
         if ended is not None:
-            raise ControlError(f"{root}: the run ended ({ended}) without taking the command")
+            raise ControlError(f"{root}: the run ended ({ended}) without accepting the command")
         if time.monotonic() >= deadline:
             raise ControlError(
-                f"{root}: the command was not taken within {timeout_s:g} s; it stays until the run's next step. Is "
-                "the run alive? To withdraw it, delete the file 'control'"
+                f"{root}: timed out after {timeout_s:g} s; the command stays queued for the next step. Is the run "
+                "alive? Delete the file 'control' to cancel it"
             )
         yield None
         time.sleep(poll_s)

@@ -1,11 +1,11 @@
 """The files of a job: its directory, what it is, and what is on record of it. For readers, no scheduler is needed.
 
     jobs/NAME/
-      job.yaml              the description; written once, so that the job can be submitted again as it was
+      job.yaml              the description; written once, so that the job can be resubmitted as it was
       run.yaml              of a training job: the effective configuration
       script.sh             what the scheduler was given
       scheduler-*.log       what the scheduler's shell printed
-      .script-ran-17-0      under Slurm: the script of this submission began, after so many restarts
+      .script-ran-17-0      under Slurm: the script of this submission began, after this many restarts
       submissions.jsonl     every submission to a scheduler
       events.jsonl          every decision of the supervisor, and of people; nodes that failed or are excluded
       attempts/0001/        one start of all ranks
@@ -43,10 +43,10 @@ STARTED = "supervisor started"
 """The first event of a supervisor."""
 
 CANCELLED = "cancelled"
-"""The event after which no supervisor starts the submission that it names again, until the job is submitted again."""
+"""The event after which no supervisor restarts the submission that it names, until the job is submitted."""
 
 SUBMITTED = ("submitted", "submitted again")
-"""Events of submitting a job."""
+"""Events that request the job to run."""
 
 _SCRIPT_RAN = re.compile(r"\.script-ran-(\d{1,12})-(\d{1,9})", re.ASCII)
 """An empty file that the script of a Slurm job leaves first of all."""
@@ -63,8 +63,8 @@ class JobDescription(Strict):
     command: list[Value] = Field(min_length=1, description="of every rank")
     directory: YamlPath = Field(description="in which it runs")
     run: YamlPath | None = Field(default=None, description="of a training job: the run's directory")
-    env: dict[VariableName, Value] = Field(default={}, description="of the one who launched it, as far as it is needed")
-    part_of: JobName | None = Field(default=None, description="the sweep or chain that it belongs to")
+    env: dict[VariableName, Value] = Field(default={}, description="of the launching user, where needed")
+    part_of: JobName | None = Field(default=None, description="its sweep or chain")
     task: NonNegativeInt | None = Field(default=None, description="its number in the sweep's array")
     created: Annotated[AwareDatetime, Field(strict=False)]
     launch: LaunchConfig
@@ -126,7 +126,7 @@ class AttemptRecord(FileRecord):
     """One start of all ranks. Numbers count from 1 through all submissions of the job."""
 
     number: PositiveInt
-    submission: str = Field(description="the scheduler's number, or the supervisor's process")
+    submission: str = Field(description="job ID, or the supervisor's process")
     restart: NonNegativeInt = Field(default=0, description="how often the scheduler had started the submission before")
     nodes: list[NodeName]
     spares: list[NodeName] = []
@@ -136,7 +136,7 @@ class AttemptRecord(FileRecord):
     port: int
     began: AwareDatetime
     ended: AwareDatetime | None = None
-    status: int | None = Field(default=None, description="the starter's own; negative: a signal")
+    status: int | None = Field(default=None, description="the starter's exit status; negative: a signal")
     first_step: NonNegativeInt | None = Field(default=None, description="steps done when training began")
     last_step: NonNegativeInt | None = Field(default=None, description="of any rank")
     verdict: Verdict | None = None
@@ -210,7 +210,7 @@ class JobDirectory:
         return sorted(int(name) for name in names if re.fullmatch(r"\d{4,9}", name, re.ASCII))
 
     def read_attempts(self) -> list[AttemptRecord]:
-        """In order; one that never began is left out. Raises `LaunchError` if a record is damaged."""
+        """In order; one that never began is omitted. Raises `LaunchError` if a record is damaged."""
         records = (AttemptRecord.read(self.attempt(number).record) for number in self.attempt_numbers())
         return [record for record in records if record is not None]
 
@@ -286,7 +286,7 @@ class AttemptDirectory:
         return self.root / f"rank-{rank:05d}.json"
 
     def read_ranks(self) -> list[RankRecord]:
-        """Those that were started, by rank; one whose record is damaged is left out."""
+        """Those that were started, by rank; one whose record is damaged is omitted."""
         found = []
         for path in sorted(self.root.glob("rank-*.json")):
             with suppress(GlmforgeError):

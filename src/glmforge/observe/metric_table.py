@@ -117,7 +117,7 @@ class MetricTable(Mapping[str, Metric]):
                 )
 
     def record(self, values: Mapping[str, object]) -> dict[str, Any]:
-        """A record, in the table's order, of Python, numpy or torch values; `None` (not known) is left out.
+        """A record, in the table's order, of Python, numpy or torch values; `None` (not known) is omitted.
 
         Reading a tensor waits for its device: call this on logging steps only.
 
@@ -153,10 +153,10 @@ def _check_row(row: Metric, others: Mapping[str, Metric]) -> None:
         raise ValueError(f"metric {row.name!r} is declared twice: as {there.meaning!r} and as {row.meaning!r}")
     for name in (row.name, *row.labels):
         if not _NAME.fullmatch(name):
-            raise ValueError(f"metric {row.name!r}: {name!r} has to be of letters, digits and single underscores")
+            raise ValueError(f"metric {row.name!r}: {name!r} must consist of letters, digits and single underscores")
     for other in others.values():
         if other.name != row.name and _exported_name(other) == _exported_name(row):
-            raise ValueError(f"metric {row.name!r} would have the name of {other.name!r} in Prometheus; rename it")
+            raise ValueError(f"metric {row.name!r} and {other.name!r} have the same name in Prometheus; rename it")
     group = [row, *(each for each in others.values() if each.group == row.group)]
     of_records = {each.name for each in group if each.kind is LABEL}
     if any(of_records.intersection(each.labels) for each in group) or len(set(row.labels)) < len(row.labels):
@@ -206,5 +206,5 @@ def _plain_value(name: str, value: Any) -> bool | int | float | str | list[Any] 
         plain: bool | int | float | str | list[Any] = value.tolist()
         return plain
     raise TypeError(
-        f"metric {name!r} has a value of type {type(value).__name__}: give a number, text, list or dictionary"
+        f"metric {name!r} has a value of type {type(value).__name__}; record a number, text, list or dictionary"
     )

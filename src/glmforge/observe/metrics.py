@@ -4,7 +4,7 @@ A record is a JSON-able dictionary: of numbers and text, of lists with one numbe
 number per source. Training writes one per logging step, evaluation one per source; the sinks, the progress bar, the
 HTML report and the docs all take their names from the table (`glmforge.observe.metric_table`). What is not known is
 absent: there is no MFU on a device whose peak is unknown and no `device_memory_bytes` on a CPU. What one rank
-alone can tell (memory, communication) is told by the rank that writes the record.
+alone can tell (memory, communication) is reported by the rank that writes the record.
 
 Labels of lists: `router` counts MoE layers, then MTP layers; `layer` counts decoder layers, then MTP layers.
 """
@@ -130,7 +130,7 @@ _ROWS = (
         "speed",
         "own time of the slowest rank, without waiting for others, over the ranks' median, in the last compared step",
     ),
-    Metric("slowest_rank", "rank", "speed", "the rank that it is"),
+    Metric("slowest_rank", "rank", "speed", "the slowest rank"),
     *(
         Metric(f"comm_seconds_{axis}", "s", "communication", f"time under way in the last measured step: {what}")
         for axis, what in _COMMUNICATION.items()
@@ -166,7 +166,7 @@ _ROWS = (
     Metric(
         "allocated_node_seconds", "s", "job", "time that nodes were allocated to the job until then, over all nodes"
     ),
-    Metric("lost_node_seconds", "s", "job", "what of it was not useful, by cause", labels=("cause",)),
+    Metric("lost_node_seconds", "s", "job", "time lost, by cause", labels=("cause",)),
     Metric("queue_seconds", "s", "job", "time that the job has waited for nodes until then"),
     Metric("attempts_before", "1", "job", "attempts of the job before this one"),
     Metric(
@@ -180,12 +180,12 @@ _ROWS = (
     Metric("load_cv_max", "1", "balance", "the same in the worst layer"),
     Metric("load_entropy_mean", "fraction", "balance", "entropy of expert loads over log E; mean over layers"),
     Metric("load_entropy_min", "fraction", "balance", "the same in the worst layer; 1 is perfect balance"),
-    Metric("dead_experts", "experts", "balance", "experts that received no token in the step, summed over layers"),
+    Metric("dead_experts", "experts", "balance", "experts without tokens in the step, summed over layers"),
     Metric(
         "dropped_fraction",
         "fraction",
         "balance",
-        "routed rows dropped for want of capacity; only with a capacity factor",
+        "routed rows dropped for lack of capacity; only with a capacity factor",
     ),
     Metric(
         "bias_spread_mean", "1", "balance", "a layer's largest correction bias minus its smallest; mean over layers"
@@ -195,7 +195,7 @@ _ROWS = (
         "bias_drift_max",
         "1",
         "balance",
-        "the most that a correction bias has moved since the last record that tells it, or since the run was resumed",
+        "largest change of a correction bias since the last record with it, or since the run was resumed",
     ),
     Metric(
         "layer_max_violation",
@@ -222,14 +222,14 @@ _ROWS = (
         "layer_dead_experts",
         "experts",
         "layers",
-        "of each layer: experts that received no token in the step",
+        "of each layer: experts without tokens in the step",
         labels=("router",),
     ),
     Metric(
         "layer_dropped_fraction",
         "fraction",
         "layers",
-        "of each layer: routed rows dropped for want of capacity; only with a capacity factor",
+        "of each layer: routed rows dropped for lack of capacity; only with a capacity factor",
         labels=("router",),
     ),
     Metric(
@@ -243,7 +243,7 @@ _ROWS = (
         "layer_bias_drift",
         "1",
         "layers",
-        "of each layer: the most that a bias has moved; see bias_drift_max",
+        "of each layer: largest change of a bias; see bias_drift_max",
         labels=("router",),
     ),
     Metric(
@@ -261,16 +261,16 @@ _ROWS = (
         "bits_per_byte_at_start",
         "bits/byte",
         "evaluation",
-        "the same of the weights that the run started from; only with init_from",
+        "the same for the initial weights; only with init_from",
     ),
     Metric(
         "bits_per_byte_change",
         "bits/byte",
         "evaluation",
-        "bits_per_byte less that; above 0, on text as the starting weights were trained on, is what was forgotten",
+        "bits_per_byte minus that; above 0, on text like the initial weights' training data, means forgetting",
     ),
     Metric("nll", "nats/token", "evaluation", "held-out cross-entropy per token"),
-    Metric("accuracy", "fraction", "evaluation", "how often the model's likeliest token is the one that comes"),
+    Metric("accuracy", "fraction", "evaluation", "accuracy of the most likely token"),
     Metric("num_tokens", "tokens", "evaluation", "tokens the evaluation predicted"),
     Metric("num_bytes", "bytes", "evaluation", "bytes of text these tokens stand for"),
     Metric("mtp_acceptance", "fraction", "evaluation", "how often the MTP head's greedy token is the trunk's"),
@@ -283,41 +283,41 @@ _ROWS = (
         "evaluation",
         "answers to held-out prompts of the source; only with observe.samples.held_out",
     ),
-    Metric("stopped", "fraction", "evaluation", "how many of them ended by themselves, not at max_new_tokens"),
+    Metric("stopped", "fraction", "evaluation", "how many of them ended before max_new_tokens"),
     Metric(
         "well_formed",
         "fraction",
         "evaluation",
-        "how many are in GLM's format: reasoning, answer and tool calls closed and in order, no control token",
+        "how many are in GLM's format: reasoning, answer and tool calls closed and in order, no control tokens",
     ),
     Metric(
         "needle_task",
         "text",
         "needles",
-        "what is to be retrieved: a task of glmforge.data.needles.questions",
+        "task: one of glmforge.data.needles.questions",
         kind=LABEL,
     ),
     Metric("needle_length", "tokens", "needles", "longest that the tests may be", kind=LABEL),
-    Metric("needle_depth", "fraction", "needles", "where in the text the needle lies; 0 is the beginning", kind=LABEL),
-    Metric("needle_accuracy", "fraction", "needles", "answers that are right"),
+    Metric("needle_depth", "fraction", "needles", "depth of the needle; 0 is the beginning of the text", kind=LABEL),
+    Metric("needle_accuracy", "fraction", "needles", "correct answers"),
     Metric("needle_nll", "nats/token", "needles", "cross-entropy of the answers' tokens, where they are scored"),
     Metric("needle_answers", "1", "needles", "how many answers were asked for"),
     Metric("needle_method", "text", "needles", "scored or generated; see observe.needles.answers", kind=TEXT),
-    Metric("needle_seconds", "s", "needles", "what all tests of the evaluation took, on all ranks together"),
+    Metric("needle_seconds", "s", "needles", "time for all tests of the evaluation, all ranks together"),
     Metric("prompt", "text", "samples", "what a text begins with", kind=TEXT),
     Metric("sample", "1", "samples", "number of the text among those to its prompt"),
-    Metric("completion", "text", "samples", "what the model wrote behind the prompt", kind=TEXT),
-    Metric("reference", "text", "samples", "the answer that the held-out conversation has", kind=TEXT),
+    Metric("completion", "text", "samples", "completion", kind=TEXT),
+    Metric("reference", "text", "samples", "reference answer of the held-out conversation", kind=TEXT),
     Metric(
         "malformed",
         "text",
         "samples",
-        "what is wrong with the form of an answer to a held-out prompt, if anything",
+        "format error of an answer to a held-out prompt, if any",
         kind=TEXT,
     ),
-    Metric("finished", "text", "samples", "why it ended: stop or length", kind=TEXT),
+    Metric("finished", "text", "samples", "finish reason: stop or length", kind=TEXT),
     Metric("new_tokens", "tokens", "samples", "tokens of the completion"),
-    Metric("sampling_seconds", "s", "samples", "what all texts of the evaluation took, on all ranks together"),
+    Metric("sampling_seconds", "s", "samples", "time for all samples of the evaluation, all ranks together"),
     Metric("sampling_cache_bytes", "bytes", "samples", "keys and values that a rank had room for meanwhile"),
     Metric("sampling_weight_bytes", "bytes", "samples", "gathered or cast weights that the rank that writes kept"),
     Metric("sampling_regathered_bytes", "bytes", "samples", "weights that it gathered or cast in every step"),

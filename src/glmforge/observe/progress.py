@@ -5,8 +5,8 @@ Where stderr is a file (a Slurm log, CI) it is one plain line at most every `pla
 training costs a few thousand lines. On ranks other than 0 it is nothing.
 
 The bar is drawn from `update` and has no thread of its own: a refresh thread would contend for the
-interpreter with the training step. It goes by tokens: steps grow longer as the batch grows, and a run that leaves out
-batches has fewer of them than planned, but it always ends with its last token. Where nobody knows the tokens beforehand
+interpreter with the training step. It goes by tokens: steps grow longer as the batch grows, and a run that omits
+batches has fewer of them than planned, but it always ends with its last token. If the tokens are not known beforehand
 it goes by steps. The time left comes from the clock over the last updates, not from `step_seconds`, so evaluation and
 checkpoints count in it.
 """
@@ -30,10 +30,10 @@ class TrainingProgress:
     """Shows training records as they come; a context manager.
 
     Args:
-        total_steps: optimizer steps of the whole run, as planned; None if nobody knows.
-        total_tokens: tokens of the whole run; None if nobody knows.
+        total_steps: optimizer steps of the whole run, as planned; None if unknown.
+        total_tokens: tokens of the whole run; None if unknown.
         start_steps, start_tokens: those behind a resumed run.
-        enabled: False on every rank but 0 and when the user wants silence; then all methods do nothing.
+        enabled: False on every rank but 0 and when output is disabled; then all methods do nothing.
         console: where to write; stderr by default. A bar if it is a terminal, plain lines if not.
         plain_every: least seconds between two plain lines; the first and the last step are always shown.
         clock: seconds, monotonic; tests give their own.

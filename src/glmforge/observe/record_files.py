@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 _MAX_LINE = 1 << 26
-"""Bytes; a longer line is none of a record."""
+"""Bytes; a longer line is not a record."""
 
 END_BYTES = 1 << 16
 """What `last_records` reads of the end of a file."""
@@ -166,17 +166,17 @@ def read_jsonl(path: str | os.PathLike[str]) -> list[Record]:
 def last_records(path: Path) -> list[Record]:
     """The records at the end of a JSONL file in order, [] if there is no file: as fast for a long one.
 
-    A last line that was cut is left out. Raises `RunFileError` if another line is damaged, or it is no plain file.
+    A last line that was cut is omitted. Raises `RunFileError` if another line is damaged, or it is no plain file.
     """
     lines = [line for line in _end_lines(path) if line.strip()]
     found = [_decode_line(line) for line in lines]
     if None in found[:-1]:
-        raise RunFileError(f"{shown(path)}: line {lines[found.index(None)][:80]!r} is damaged; delete that line")
+        raise RunFileError(f"{shown(path)}: line {lines[found.index(None)][:80]!r} is corrupt; delete that line")
     return [record for record in found if record is not None]
 
 
 def newest_records(path: Path, *words: str) -> Iterator[Record]:
-    """The records at the end, newest first; damaged lines are left out. Raises `RunFileError`: it is no plain file.
+    """The records at the end, newest first; damaged lines are omitted. Raises `RunFileError`: it is no plain file.
 
     Args:
         words: decode only lines that have one of these as a string.
@@ -202,9 +202,9 @@ def _whole_lines(path: Path) -> Iterator[tuple[bytes, Record]]:
     try:
         file = open_regular(path)
     except FileNotFoundError as error:
-        raise RunFileError(f"{path}: no such file; give the directory of a run that has trained") from error
+        raise RunFileError(f"{path}: no such file; pass the directory of a run that has trained") from error
     except OSError as error:
-        raise RunFileError(f"{path}: cannot be read ({error.strerror}); put the run's own file back") from error
+        raise RunFileError(f"{path}: cannot be read ({error.strerror}); restore the run's file") from error
     with file:
         number, following = 1, file.readline(_MAX_LINE)
         while following:
@@ -213,7 +213,9 @@ def _whole_lines(path: Path) -> Iterator[tuple[bytes, Record]]:
             if record is not None:
                 yield line, record
             elif following:
-                raise RunFileError(f"{path}: line {number} is not a JSON object; delete that line, the rest is usable")
+                raise RunFileError(
+                    f"{path}: line {number} is not a JSON object; delete that line, the other lines are usable"
+                )
             number += 1
 
 
@@ -259,7 +261,7 @@ def _decode(value: Any) -> Any:
 
 
 def _unwritable(path: Path, error: OSError) -> RunFileError:
-    return RunFileError(f"{path}: cannot be written ({error.strerror}); free space or fix its permissions")
+    return RunFileError(f"{path}: cannot be written ({error.strerror}); free some space or fix its permissions")
 
 
 def summary_writer_class() -> "type[SummaryWriter]":

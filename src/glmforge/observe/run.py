@@ -11,7 +11,7 @@
     events.jsonl       what happened to the run: started, resumed, killed, rolled back
     time.jsonl         of a run that a job's supervisor started: where its time went
     anomalies.jsonl    steps with an unusual loss or gradient, and the samples they saw
-    skipped.json       samples that are left out since a loss spike
+    skipped.json       samples that are omitted since a loss spike
     control            a command to the live run, until it is taken
     hangs/             what each rank was doing when the run hung
     profile/           step-*, traces of steps that were profiled
@@ -176,8 +176,8 @@ def record_start(
     except RunFileError as error:
         aside = _set_aside(directory.info)
         write_text(directory.info, info)
-        detail = f"{directory.info.name} was damaged: written anew, the damaged one is kept as {aside.name}"
-        logger.warning("%s; it is written anew, the damaged one is kept as %s", error, aside)
+        detail = f"{directory.info.name} was damaged and is rewritten; the damaged file is kept as {aside.name}"
+        logger.warning("%s; it is rewritten, the damaged file is kept as %s", error, aside)
     record_event(root, "resumed", step=step, detail=detail, facts=facts)
 
 
@@ -207,7 +207,7 @@ def read_run(root: str | os.PathLike[str]) -> RunLog:
     config_text = _read_text(directory.config)
     metrics = read_jsonl(directory.metrics)
     if not metrics:
-        raise RunFileError(f"{directory.metrics}: no step is recorded yet; train at least one logging step")
+        raise RunFileError(f"{directory.metrics}: no steps recorded yet; train at least one logging step")
     return RunLog(
         directory=directory,
         info=_read_json(directory.info),
@@ -276,7 +276,7 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise RunFileError(f"{path}: no such file; give the directory of a run that has trained") from error
+        raise RunFileError(f"{path}: no such file; pass the directory of a run that has trained") from error
     except UnicodeDecodeError as error:
         raise RunFileError(f"{path}: is not text in UTF-8 ({error.reason}); restore it") from error
     except OSError as error:
@@ -305,5 +305,5 @@ def _parse_yaml(path: Path, text: str) -> dict[str, Any]:
 
 def _mapping(path: Path, content: object) -> dict[str, Any]:
     if not isinstance(content, dict):
-        raise RunFileError(f"{path}: is not a mapping; restore the file the run wrote")
+        raise RunFileError(f"{path}: is not a mapping; restore the run's file")
     return content

@@ -108,14 +108,14 @@ class RunFiles:
             self._lost[path].number += 1
             return
         lost = self._lost[path] = _Lost(1, record.get("step", 0), " ".join(str(error).split()))
-        logger.warning("%s; training goes on, and records are missing there until then", lost.reason)
+        logger.warning("%s; training continues, and records are dropped until it recovers", lost.reason)
         if path != self._lasting[Kind.EVENT]:
             self.write(Kind.EVENT, event_record("records missing", step=lost.step, detail=lost.reason))
 
     def _tell_lost(self, path: Path, record: Record) -> None:
         lost = self._lost.pop(path)
-        detail = f"{path.name} misses {lost.number} records, from step {lost.step} on: {lost.reason}"
-        logger.warning("%s is written again; %s", path, detail)
+        detail = f"{path.name} lost {lost.number} records, from step {lost.step} on: {lost.reason}"
+        logger.warning("%s is writable again; %s", path, detail)
         self.write(Kind.EVENT, event_record("records written again", step=record.get("step", 0), detail=detail))
 
 

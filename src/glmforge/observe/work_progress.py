@@ -25,21 +25,21 @@ def work_progress(what: str, first_line: float, console: Console | None = None) 
 
     Args:
         what: is being done, such as "encoding data/web".
-        first_line: work, in any unit, before which nobody needs a plain line, and between two of them at least.
+        first_line: work, in any unit, before the first plain line, and at least between two of them.
         console: where to write; stderr by default.
     """
     console = console or Console(stderr=True)
     if console.is_terminal:
         with console.status(escape(what)) as status:
-            yield lambda done, told: status.update(escape(f"{what}: {told}"))
+            yield lambda done, text: status.update(escape(f"{what}: {text}"))
         return
     next_line, last = first_line, 0.0
 
-    def show(done: float, told: str) -> None:
+    def show(done: float, text: str) -> None:
         nonlocal next_line, last
         next_line, last = first_line if done < last else next_line, done  # less than before: it is something new
         if done >= next_line:
             next_line = max(done + first_line, done * _GROWTH)
-            console.print(f"{what}: {told}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"{what}: {text}", markup=False, highlight=False, soft_wrap=True)
 
     yield show

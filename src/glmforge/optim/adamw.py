@@ -4,7 +4,7 @@ kernel.
 Only the bookkeeping is ours: the kernel runs on the local parts of sharded tensors, and its state is
 allocated at once, so that a checkpoint can be loaded before the first step. Each parameter counts its own
 steps, as in torch: one that has had no gradient for a while (the MTP layers while their loss is off) gets
-its bias correction right. The kernel wants weights and moments of one type, so bf16 moments are widened for it, some
+its bias correction right. The kernel needs weights and moments of one type, so bf16 moments are widened for it, some
 rows or experts at a time.
 """
 

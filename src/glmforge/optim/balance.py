@@ -3,7 +3,7 @@
 Each expert has a bias that only the choice of experts sees. After every global step the bias of an expert
 that got fewer tokens than the mean rises by `rate`, that of one that got more falls by as much. No gradient
 is involved, so balance costs the language model nothing. Counts are integers and stay so: the sum over
-ranks and the comparison with the mean are exact, whatever the layout.
+ranks and the comparison with the mean are exact, regardless of the layout.
 
 Counts are those of one global step: all micro-batches, all data ranks. L router layers, E experts.
 """

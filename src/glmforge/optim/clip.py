@@ -1,4 +1,4 @@
-"""Clip gradients by their global norm, whatever mixture of plain and sharded tensors they are.
+"""Clip gradients by their global norm, for any mixture of plain and sharded tensors.
 
 `torch.nn.utils.clip_grad_norm_` fails on parameters that lie on different meshes. Here each rank adds up the squares of
 its local parts, each divided by the number of ranks that hold a copy of the part. The sum over all ranks then counts
@@ -24,7 +24,7 @@ def clip_grad_norm_(parameters: Iterable[Tensor], max_norm: float | None, world:
 
     Returns the norm before clipping, a scalar fp32 tensor, equal on all ranks. It is inf or nan if a gradient is; then
     clipping spoils all gradients, and the caller is to drop the step. All ranks of `world` call this together; `world`
-    may be left out in a single process. Raises `ValueError` as `glmforge.optim.sharding.splits_of` does.
+    may be omitted in a single process. Raises `ValueError` as `glmforge.optim.sharding.splits_of` does.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = global_norm(gradients, world)
@@ -59,7 +59,7 @@ def _copies(tensor: Tensor, world: World | None) -> int:
     if world is not None:
         return num_copies(tensor, world.layout)
     if splits_of(tensor):
-        raise ValueError("the norm of sharded gradients needs the world they are sharded over")
+        raise ValueError("the norm of sharded gradients needs their world")
     return 1
 
 

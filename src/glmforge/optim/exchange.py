@@ -4,7 +4,7 @@ A matrix that lies in parts cannot be orthogonalised where it lies. Gathering it
 many times; instead each matrix has one owner, and one uneven `all_to_all_single` moves a round of matrices from "my
 parts of all" to "all of mine", a second one back. Of several copies of a part only one goes to the owner, that of the
 copy which the owner itself has a part of; the update goes to all, so that copies stay equal to the last bit. Where
-owners hold their matrices whole, only the second move is made, and neither where nobody else holds them.
+owners hold their matrices whole, only the second move is made, and neither if no other rank holds them.
 
 Hundreds of ranks have a part of each matrix, and most of these parts are alike: they are copied as one strided view
 (`Tiles`), not one after the other.
@@ -29,7 +29,7 @@ class Exchange:
     """The moves of one round, for the matrices of parameters that have a gradient.
 
     `pieces` are this rank's parts of these matrices, ordered by owner; `sends` tells of each whether the owner gets it
-    from this rank. Parts are sent and put together in `dtype` on the world's device; parameters may lie on another.
+    from this rank. Parts are sent and assembled in `dtype` on the world's device; parameters may lie on another.
     """
 
     def __init__(self, planned: Round, world: World, dtype: torch.dtype):

@@ -13,7 +13,7 @@ orthogonalises them each by itself.
 Matrices may lie in parts on several ranks. Each rank adds up the squares of its parts, and those of all matrices of a
 pipeline stage are summed over its ranks in a single collective. Copies of a part count as often in both norms, which
 the ratio does not see. The update is computed twice, for its norm and to be applied, instead of being kept: the
-optimizer holds two moments and no more.
+optimizer holds just two moments.
 
 N: matrices of a part of a parameter; M: all matrices of a pipeline stage.
 """

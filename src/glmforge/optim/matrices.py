@@ -92,7 +92,7 @@ class Spread:
     def view(self, part: Tensor, member: int) -> Tensor:
         """The box of a rank, [matrices, rows, columns], as a view of its part of the parameter (or of its gradient).
 
-        Not to be asked for an empty box.
+        Not called with an empty box.
         """
         _, num_rows, num_columns = self.boxes[member].shape
         if self.first_rows is None:
@@ -145,7 +145,7 @@ class Slice:
         return self.part_of(self.stack.here)
 
     def part_of(self, member: int) -> Box:
-        """The part of these matrices on a rank of the union; those it has nothing of are left out."""
+        """The part of these matrices on a rank of the union; those it has nothing of are omitted."""
         box = self.stack.spread.boxes[member]
         start, stop = max(self.start, box.matrices[0]), min(self.stop, box.matrices[1])
         return box._replace(matrices=(start, stop) if start < stop and box.size else (self.start, self.start))
@@ -170,7 +170,7 @@ def spreads_of(parameter: Tensor, num_fused: int, layout: Layout, rank: int) -> 
     """
     shape, union = tuple(parameter.shape), union_of(parameter)
     if len(shape) not in (2, 3):
-        raise ValueError(f"Muon and LAMB train matrices and stacks of them, not a parameter of shape {list(shape)}")
+        raise ValueError(f"Muon and LAMB train matrices and stacks of matrices, not a parameter of shape {list(shape)}")
     ranks = union_ranks(layout, rank, union)
     return _spreads(shape, num_fused, splits_of(parameter), union, layout, ranks), ranks.index(rank)
 
@@ -202,7 +202,7 @@ def _spreads(
 
 
 def _within(span: Span, low: int, high: int) -> Span:
-    """The part of `span` between two borders, empty and between them if there is none."""
+    """The part of `span` between two borders, empty and between them if disjoint."""
     start, stop = (min(max(edge, low), high) for edge in span)
     return start, stop
 

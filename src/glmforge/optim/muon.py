@@ -13,7 +13,7 @@ than Jordan's sum; orthogonalisation does not see the factor. The numbers are
 `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")`'s.
 
 What we do otherwise than torch, which takes one 2-D matrix after another: packed expert tensors are taken
-apart into one matrix per expert and half; matrices of one shape, of whatever layer, are orthogonalised in
+apart into one matrix per expert and half; matrices of one shape, of any layer, are orthogonalised in
 one batch; and those that lie in parts or copies on several ranks are sent to one owner (`glmforge.optim.ownership`,
 `glmforge.optim.exchange`) while momentum and weights stay where they are. Experts that lie whole on one rank need no
 communication.

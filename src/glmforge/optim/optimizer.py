@@ -37,7 +37,7 @@ def build_optimizer(
     seed: int = 0,
     kernels: KernelsConfig = UNMEASURED,
 ) -> "Optimizer":
-    """The optimizer of all parameters that require a gradient; frozen ones are left out.
+    """The optimizer of all parameters that require a gradient; frozen ones are omitted.
 
     Build it after the model has been sharded, from the parameters of all model parts on this rank. `table` is the whole
     model's, from which `glmforge.config.parameter_groups` makes the groups. `world` is the one the model is laid out
@@ -115,8 +115,8 @@ class Optimizer:
         for name, own in self._state.items():
             if own.shape != state[name].shape:
                 raise CheckpointError(
-                    f"optimizer state '{name}' has shape {list(state[name].shape)}, this model needs "
-                    f"{list(own.shape)}: load it into the model configuration it was saved from"
+                    f"optimizer state '{name}' has shape {list(state[name].shape)}, but this model needs "
+                    f"{list(own.shape)}; load it into the model configuration it was saved from"
                 )
             own.copy_(state[name])
 
@@ -124,7 +124,7 @@ class Optimizer:
 def _alone(parameters: Collection[Tensor]) -> World:
     device = next((parameter.device for parameter in parameters), torch.device("cpu"))
     if any(splits_of(parameter) for parameter in parameters):
-        raise ValueError("the optimizer of sharded parameters needs the world they are sharded over")
+        raise ValueError("the optimizer of sharded parameters needs their world")
     return World.single(device)
 
 
@@ -141,5 +141,5 @@ def _refuse_other_names(own: Collection[str], loaded: Collection[str]) -> None:
     if missing or unexpected:
         raise CheckpointError(
             f"optimizer state does not fit: {len(missing)} tensors missing {missing[:3]}, {len(unexpected)} "
-            f"unexpected {unexpected[:3]}: set model and optim as in the run that saved it"
+            f"unexpected {unexpected[:3]}; use the model and optim settings of the run that saved it"
         )

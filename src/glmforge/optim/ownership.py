@@ -3,7 +3,7 @@
 Each matrix has one owner among the ranks that hold parts or copies of it; the most expensive are given away first, each
 to the rank with least to do. A rank's matrices are cut into batches of one shape and bounded size, and the k-th batches
 of all ranks of a union form a round: one exchange of parts, one orthogonalisation on each rank, one exchange of
-updates. Shapes may differ from rank to rank within a round, so that nobody waits while others orthogonalise another
+updates. Shapes may differ from rank to rank within a round, so that no rank waits while others orthogonalise another
 shape, and a model of few matrices on many ranks takes a single round.
 
 The plan depends only on shapes, layout and the order of the parameters: every rank comes to the same one by itself.
@@ -28,7 +28,7 @@ class Round:
     """The slices of each owner, by rank of the union, those of one owner being of one matrix shape.
 
     `union` is None for matrices that are whole on this rank and nowhere else; then this rank is the only owner.
-    `gathers`: whether matrices have to be put together from parts; else their owners hold them whole.
+    `gathers`: whether matrices must be assembled from parts; else their owners hold them whole.
     """
 
     union: Union | None

@@ -30,7 +30,7 @@ def stream_of(seed: int, state: str) -> Tensor:
 def row_streams(stream: Tensor, step: Tensor, parameter: Tensor) -> tuple[Tensor, int]:
     """A stream for each row of this rank's part of a parameter, and the number of the part's first column.
 
-    The streams, int64, are expanded over the columns, so that whoever takes a part of the parameter takes theirs with
+    The streams, int64, are expanded over the columns, so that taking a part of the parameter takes theirs with
     it. A row is what varies in the last dim alone. `step`, a scalar, counts the updates of the parameter.
     """
     *leading, (first_column, stop_column) = own_spans(parameter)

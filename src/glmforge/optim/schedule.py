@@ -21,8 +21,8 @@ from glmforge.errors import ConfigError
 
 
 def learning_rate_schedule(config: RunConfig) -> Callable[[float], float]:
-    """The learning rate of the step that ends after so many tokens of the run, its own included, or after so many steps
-    where `optim.schedule_unit` says so.
+    """The learning rate of the step that ends after this many tokens of the run, its own included, or after this many
+    steps where `optim.schedule_unit` says so.
 
     With a warm-up the rate is 0 at 0 and exactly `lr` at its end (`warmup_steps` are steps as planned); the last
     step of the run has exactly `min_lr`, which stays beyond, but for `constant`. Raises `ConfigError` if the warm-up is
@@ -59,4 +59,4 @@ def _warmup_tokens(config: RunConfig) -> int:
 
 def _refuse_longer(warmup: int, total: int, unit: str) -> None:
     if warmup > total:
-        raise ConfigError(f"optim.warmup_{unit}: {warmup:,} is more than the {total:,} {unit} of the run: shorten it")
+        raise ConfigError(f"optim.warmup_{unit}: {warmup:,} is more than the {total:,} {unit} of the run; shorten it")

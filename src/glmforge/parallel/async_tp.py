@@ -34,7 +34,7 @@ def async_tp_options(world: World) -> dict[str, bool]:
 
 def _check(world: World, ranks_per_node: int) -> None:
     if world.device.type != "cuda":
-        raise ConfigError(f"parallel.async_tp: needs GPUs, the ranks are on {world.device.type}; set it to false")
+        raise ConfigError(f"parallel.async_tp: needs GPUs, but the ranks are on {world.device.type}; set it to false")
     tp = world.axis_size("tp")
     if ranks_per_node % tp:
         raise ConfigError(

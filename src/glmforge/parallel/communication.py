@@ -39,7 +39,7 @@ from glmforge.parallel.world import World
 from glmforge.runtime.traces import scratch_prefix
 
 COMMUNICATION_AXES = ("pp", "dp_replicate", "fsdp", "efsdp", "ep", "cp", "tp", "other")
-"""What communication is told apart by; `other` is all groups that are no such axis: all ranks, `stage`, ..."""
+"""What communication is distinguished by; `other` is all groups that are no such axis: all ranks, `stage`, ..."""
 
 _NAMESPACES = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"}
 _QUALIFIERS = re.compile("_|base|single|coalesced|into|tensor|out|autograd")
@@ -219,7 +219,7 @@ def _gloo_operations(events: Iterable[_Event], axes: GroupAxes) -> Iterator[tupl
 
     An operation is that of the last marked call before it began. But a worker thread of gloo may begin late, after
     another call; as it serves one group only, it belongs to the group that most of its operations point to.
-    Sends are left out: they last until somebody asks whether they are done. Receives stand for them.
+    Sends are omitted: they last until they are polled. Receives stand for them.
     """
     events = sorted(events, key=lambda event: float(event["ts"]))
     calls: dict[str | None, list[tuple[float, str, str]]] = defaultdict(list)  # by group; all of them under None
@@ -286,7 +286,7 @@ def parse_trace(text: bytes) -> list[dict[str, Any]]:
     try:
         events: list[dict[str, Any]] = json.loads(re.sub(rb'":\s*(?=[,}])', b'": ""', text))["traceEvents"]
     except ValueError as error:
-        warnings.warn(f"torch.profiler's trace is no JSON ({error}): communication is not timed", stacklevel=2)
+        warnings.warn(f"torch.profiler's trace is not valid JSON ({error}); communication is not timed", stacklevel=2)
         return []
     return events
 

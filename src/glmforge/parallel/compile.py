@@ -2,7 +2,7 @@
 
 A layer meets attention's kernel, the all-to-alls of its experts and the hooks of FSDP units (router and experts are
 units of their own). None of these can be part of a compiled graph. Compiled as a whole, a layer would be traced into
-each of them and torn apart there, and its pieces compiled anew for whatever number of rows a rank's experts happen to
+each of them and torn apart there, and its pieces compiled anew for any number of rows a rank's experts happen to
 get. So the parts between are compiled instead, each in one graph or not at all, and the layer's own few lines run as
 they are written:
 

@@ -112,7 +112,7 @@ class GatheredKeyValues:
         return _Regather.apply(o_tHP, again)
 
     def _order(self, implementation: str) -> Tensor:
-        """int64 [K]: where the gathered tensor has the keys that the implementation wants, in its order."""
+        """int64 [K]: where the gathered tensor has the keys that the implementation needs, in its order."""
         if implementation not in self._orders:
             order = key_order(self.segments, implementation)
             self._orders[implementation] = self._natural_T if order is None else self._natural_T[order]
@@ -127,8 +127,8 @@ class _Regathered:
     """What one layer's attention saves of the gathered keys and values becomes a note where they will be again.
 
     They are there from `make` to `release`, which the backward pass calls before and after that of attention, on every
-    rank and whatever the kernel saved: how many tensors that are, and whether they are copies, depends on a rank's
-    documents, and a collective must not.
+    rank and the tensors saved by the kernel: how many tensors that are, and whether they are copies, depends on a
+    rank's documents, and a collective must not.
     """
 
     def __init__(self, kv_K2GP: Tensor, kv_t2GP: Tensor, group: Group, order_K: Tensor) -> None:

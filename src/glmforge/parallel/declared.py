@@ -1,7 +1,7 @@
 """Is the model the one that the table of parameters declares? Asked when it is built, before it has any memory.
 
-A parameter without a row would be initialised, summed, trained and stored by nobody's word, and a row that does not
-fit its parameter tells readers of the table what is not so. Either ends the build with the name of the parameter.
+A parameter without a row would be initialised, summed, trained and stored without a declaration, and a row that does
+not fit its parameter tells readers of the table what is not so. Either ends the build with the name of the parameter.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def check_declared(model: GlmMoe, table: ParameterTable) -> None:
         _check(row, "shape", row.shape, tuple(tensor.shape))
         _check(row, "trained", row.trained, name in parameters)
     if missing := [row.name for row in _rows_of(model, table) if row.name not in tensors]:
-        raise WrongRowError(f"{missing[0]}: is declared, but the model has no such parameter; remove its row")
+        raise WrongRowError(f"{missing[0]}: declared, but the model has no such parameter; remove its row")
 
 
 def _check(row: Parameter, what: str, declared: object, actual: object) -> None:

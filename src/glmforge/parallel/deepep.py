@@ -52,8 +52,8 @@ def deepep_dispatcher(config: RunConfig, world: World) -> "DeepEPDispatcher":
         configs = deep_ep.Buffer.get_dispatch_config(group.size()), deep_ep.Buffer.get_combine_config(group.size())
     except AssertionError:  # its table has no such size
         raise ConfigError(
-            f"parallel.ep: {group.size()} is no number of ranks that DeepEP knows (2, 4, 8, 16, 24, 32, ...); "
-            "set another, or parallel.ep_dispatch to all_to_all"
+            f"parallel.ep: {group.size()} is not supported by DeepEP (2, 4, 8, 16, 24, 32, ...); set another, or "
+            "set parallel.ep_dispatch to all_to_all"
         ) from None
     row = config.model.hidden_size * _BYTES
     buffer = deep_ep.Buffer(
@@ -76,14 +76,14 @@ def _obstacles(config: RunConfig, device: torch.device) -> Iterator[str]:
     if importlib.util.find_spec(PACKAGE) is None:
         yield f"parallel.ep_dispatch: 'deepep' needs the package '{PACKAGE}', which is not installed; set"
     if config.precision.compute != "bf16":
-        yield f"precision.compute: DeepEP adds up bf16 only, not {config.precision.compute}; set bf16, or"
+        yield f"precision.compute: DeepEP supports bf16 only, not {config.precision.compute}; set bf16, or"
     model, ep = config.model, config.parallel.ep
     multiple = 16 if ep <= _NVLINK_RANKS else 256
     if model.hidden_size % multiple or model.hidden_size > _MAX_HIDDEN:
         wanted = f"a multiple of {multiple} up to {_MAX_HIDDEN}"
-        yield f"model.hidden_size: {model.hidden_size}, where DeepEP wants {wanted} among {ep} ranks; change it, or set"
+        yield f"model.hidden_size: {model.hidden_size}, but DeepEP needs {wanted} with {ep} ranks; change it, or set"
     if model.num_experts_per_tok > _MAX_CHOICES:
-        choices = f"{model.num_experts_per_tok}, where DeepEP takes {_MAX_CHOICES} at most"
+        choices = f"{model.num_experts_per_tok}, but DeepEP supports at most {_MAX_CHOICES}"
         yield f"model.num_experts_per_tok: {choices}; lower it, or set"
 
 

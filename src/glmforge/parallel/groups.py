@@ -1,8 +1,8 @@
-"""The process groups of a layout: each made once, whatever number of meshes it appears in.
+"""The process groups of a layout: each made once, for any number of meshes it appears in.
 
 `init_device_mesh` makes a group for every axis of every mesh, those of size one and those of an earlier mesh included.
 With NCCL each is a communicator with buffers of its own on every GPU. Here an axis has one group, all axes of size one
-share a group of this rank alone, and meshes are put together from them (`DeviceMesh.from_group`).
+share a group of this rank alone, and meshes are assembled from them (`DeviceMesh.from_group`).
 
 Where the default group is bound to a device (NCCL, see `glmforge.parallel.world`), the groups along an axis are split
 off it by one collective call of all ranks, `ncclCommSplit`; making them one after another would take as many calls as
@@ -50,7 +50,7 @@ def axis_groups(layout: Layout, timeout: timedelta | None) -> dict[str, dist.Pro
 def meshes_of(
     layout: Layout, device: torch.device, groups: dict[str, dist.ProcessGroup], timeout: timedelta | None
 ) -> dict[str, DeviceMesh]:
-    """The meshes that parameters are laid on, by name, put together from `groups`. Collective."""
+    """The meshes that parameters are laid on, by name, assembled from `groups`. Collective."""
     single = {axis for axes in MESHES.values() for axis in axes if axis not in groups}
     if single:
         alone = _own_group("alone", torch.arange(layout.world_size)[:, None], timeout)

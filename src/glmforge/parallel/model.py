@@ -49,7 +49,7 @@ class ParallelModel:
     def run(self, run: RunPart, num_micro_batches: int, rows: tuple[int, int], *, num_mtp: int, backward: bool) -> None:
         """Call `run` for every section of this rank and micro-batch, and differentiate what it returns if `backward`.
 
-        `rows` is (B, S) of every micro-batch, `num_mtp` the MTP depths that will be asked for. Gradients accumulate;
+        `rows` is (B, S) of every micro-batch, `num_mtp` the MTP depths that will be requested. Gradients accumulate;
         call `finish_gradients` when all are there. All ranks call this together.
         """
         self._gather_ahead(with_mtp=num_mtp > 0)

@@ -126,7 +126,7 @@ class _HostCopy:
             self.arrived = self.stream.record_event()
 
     def take(self) -> Tensor:
-        """The tensor on its device, in order with whatever is computed from here on."""
+        """The tensor on its device, in order with everything computed from here on."""
         assert self.fetched is not None
         if self.arrived is not None:
             computing = torch.cuda.current_stream(self.device)

@@ -3,10 +3,11 @@
 When a rank ends, all the others get an error from the communication library that names an address at best, and often
 that of a rank which itself only noticed. What each rank knows for certain it leaves in the job's store:
 
-* Whoever fails leaves its last words. The first words stand; those of ranks that failed since are not asked for.
-* Whoever is killed leaves none. So each rank watches one other of its machine, by what the kernel says of that process,
-  and speaks for it when it has gone.
-* Of a machine that is lost altogether nobody speaks. A rank that meets an error says that it is still here, and after
+* A failing rank leaves a last message. The first message counts; those of ranks that failed later are ignored.
+* A killed rank leaves none. So each rank watches one other of its machine, by what the kernel says of that process,
+  and reports for it when it has exited.
+* No process reports for a machine that is lost completely. A rank that meets an error says that it is still here, and
+after
   some seconds those are named that have not.
 
 The store is the agent's under torchrun; else rank 0 keeps it, and if it cannot be reached, rank 0 is the one. So rank
@@ -100,22 +101,22 @@ class Peers:
             self._thread.start()
 
     def leave(self) -> None:
-        """Watch nobody any more."""
+        """Stop watching."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(_WATCH_EVERY_S)  # it may be looking for a store that has gone
             self._thread = None
 
     def say_last_words(self, words: str) -> None:
-        """Leave what ended this rank, unless somebody failed before it, or the store has gone."""
+        """Leave what ended this rank, unless another rank failed before it, or the store is gone."""
         with suppress(RuntimeError):  # of torch.distributed
-            _leave_words(self._store, self._me, words)
+            _post_failure(self._store, self._me, words)
 
     def explain(self, error: BaseException) -> PeerLostError | None:
         """What to tell the user instead of `error`, if that comes of another rank's end; None if it is this rank's own.
 
-        Takes up to `GRACE_S` seconds where nobody knows at once. From here on SIGTERM is ignored: a launcher sends it
-        as soon as a rank has died, and the line is to be said first.
+        Takes up to `GRACE_S` seconds if the answer is not known at once. From here on SIGTERM is ignored: a launcher
+        sends it as soon as a rank has died, and the line is to be said first.
         """
         if not _is_of_communication(error):
             return None
@@ -129,14 +130,14 @@ class Peers:
         asking.join(GRACE_S * 2)
         lost = found[0] if found else self._without_store(ended)
         if lost is None:
-            lost = f"another rank was lost, and it is not known which ({_first_line(error)})"
+            lost = f"another rank was lost, rank unknown ({_first_line(error)})"
         return PeerLostError(
-            f"{lost}; rank {self.rank} on {self._me.process.host} ends with it. Start the run again: it goes on from "
-            "the last checkpoint"
+            f"{lost}; rank {self.rank} on {self._me.process.host} exits with it. Run it again to resume from the "
+            "last checkpoint"
         )
 
     def _ask_store(self, found: list[str | None]) -> None:
-        """Add to `found` who was lost, or None if nobody knows; nothing if there is no store any more."""
+        """Add to `found` who was lost, or None if unknown; nothing if there is no store any more."""
         if self._kept_by_rank_zero and any(p.rank == 0 and is_alive(p.process) is False for p in self._neighbours):
             return
         with suppress(RuntimeError):  # of torch.distributed
@@ -149,7 +150,7 @@ class Peers:
 
     def _find_out(self) -> str | None:
         for _ in range(int(GRACE_S / 0.1)):
-            self._speak_for_the_dead(self._store)
+            self._report_dead_neighbours(self._store)
             if self._store.check(["words"]):
                 return self._first_words()
             if self._stop.wait(0.1):
@@ -183,7 +184,7 @@ class Peers:
         if ended is not None:
             return _was_killed(ended)
         if self._kept_by_rank_zero and self.rank != 0:
-            return f"{self._main} was lost: it cannot be reached any more"
+            return f"{self._main} was lost: it is unreachable"
         return None
 
     def _roll_call(self) -> str | None:
@@ -200,21 +201,21 @@ class Peers:
         while not self._stop.wait(_WATCH_EVERY_S):
             if is_alive(neighbour.process) is False:
                 with suppress(RuntimeError):  # of torch.distributed: the store has gone as well
-                    _leave_words(self._reconnect(), neighbour, "")
+                    _post_failure(self._reconnect(), neighbour, "")
                 return
 
-    def _speak_for_the_dead(self, store: dist.Store) -> None:
+    def _report_dead_neighbours(self, store: dist.Store) -> None:
         for peer in self._neighbours:
             if is_alive(peer.process) is False:
-                _leave_words(store, peer, "")
+                _post_failure(store, peer, "")
 
 
 def _was_killed(peer: Peer) -> str:
-    how = "it ended without a word, as when it is killed, or crashes, or memory runs out"
+    how = "it exited without a message: killed, crashed, or out of memory"
     return f"{peer} was lost: {how}{peer.see_log}"
 
 
-def _leave_words(store: dist.Store, peer: Peer, words: str) -> None:
+def _post_failure(store: dist.Store, peer: Peer, words: str) -> None:
     store.compare_set("words", "", json.dumps({"peer": peer.model_dump(), "words": " ".join(words.split())}))
 
 

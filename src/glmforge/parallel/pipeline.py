@@ -59,7 +59,7 @@ def schedule_class(schedule: str) -> type[Any]:
 class StageModule(nn.Module):
     """A section as the pipeline calls it: tensors in, tensors (or the loss, from the last one) out.
 
-    A stage sees its micro-batches in order, whatever the schedule, so counting calls tells which one it is.
+    A stage sees its micro-batches in order, regardless of the schedule, so counting calls tells which one it is.
     """
 
     def __init__(self, part: GlmMoe, index: int) -> None:
@@ -86,7 +86,7 @@ class StageModule(nn.Module):
 class Pipeline:
     """Runs this rank's stages, `num_stages` of them over all ranks, by the named schedule.
 
-    A dry run, which has nobody to talk to, puts others in the place of torch's `schedule_class` and `stage_class`.
+    A dry run, which has no peers, replaces torch's `schedule_class` and `stage_class`.
     """
 
     def __init__(self, stages: Sequence[StageModule], num_stages: int, schedule: str, world: World) -> None:
@@ -113,7 +113,7 @@ class Pipeline:
         key = (num_micro_batches, activation.shape, activation.dtype, num_activations)
         if key not in self._schedules:
             self._schedules[key] = self._make_schedule(num_micro_batches, (activation,) * num_activations)
-        # The last stage gives the loss itself; the target only has to be there.
+        # The last stage gives the loss itself; the target only have to be there.
         target = torch.arange(num_micro_batches) if any(s.index == self.num_stages - 1 for s in self.stages) else None
         self._schedules[key].step(target=target, return_outputs=False)
 
@@ -162,7 +162,7 @@ class Pipeline:
 
 
 def attach_loss(x: Tensor, loss: Tensor) -> Tensor:
-    """`x`, such that whoever differentiates it differentiates `loss` as well, with weight 1.
+    """`x`, such that differentiating it also differentiates `loss`, with weight 1.
 
     A tensor of its own, although it shares memory: pipelining detaches a stage's outputs in place, which is forbidden
     for inputs and for views.

@@ -1,4 +1,4 @@
-"""Which part of a tensor lies on this rank, whatever axes it is split over; and the first of its cuts, over tp or ep.
+"""Which part of a tensor lies on this rank, for any axes it is split over; and the first of its cuts, over tp or ep.
 
 A part is a rectangle: tp or ep cut first, fsdp or efsdp cut the block that is left, so also two cuts of one dim leave
 neighbouring rows. DTensor writes such a double cut as `_StridedShard` followed by `Shard`, in mesh order, the inner

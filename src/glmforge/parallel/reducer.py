@@ -1,6 +1,6 @@
 """Small numbers of several users, summed over all ranks in one collective and brought to the host in one transfer.
 
-A step has many of them: numerators of the loss, metrics, votes, whatever a hook wants to know of all ranks. Each alone
+A step has many of them: numerators of the loss, metrics, votes, anything a hook needs from all ranks. Each alone
 would cost a collective, and reading it a wait for the device; a step affords one of each.
 """
 

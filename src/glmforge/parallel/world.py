@@ -132,8 +132,8 @@ def join_world(
     size = launch.world_size
     if layout.world_size != size:
         raise ConfigError(
-            f"parallel: the layout has {layout.world_size} ranks, but the launcher started {size}; "
-            "set dp_shard: auto or start the right number of processes"
+            f"parallel: the layout has {layout.world_size} ranks, but the launcher started {size}; set dp_shard: "
+            f"auto, or start {layout.world_size} processes"
         )
     if size == 1:
         yield World(0, 1, default_device(), layout)
@@ -158,7 +158,9 @@ def join_world(
 
 @contextmanager
 def _explained(peers: Peers) -> Iterator[None]:
-    """What ends this rank is told to the others; what another rank's end does to this one is one line that names it."""
+    """The cause of this rank's failure is reported to the others; another rank's failure becomes one line that names
+    it.
+    """
     try:
         yield
     except PeerLostError:

@@ -82,7 +82,7 @@ class AcrossNodes(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """What the link takes for them, whatever is computed meanwhile; latencies apart."""
+        """What the link takes for them, regardless of overlap, without latencies."""
         return sum(crossing.seconds for crossing in self.crossings)
 
 
@@ -118,7 +118,7 @@ def advice(found: Sequence[AcrossNodes]) -> str | None:
 
 
 def _ways(layout: Layout, ranks_per_node: int) -> Iterator[tuple[str | None, dict[str, Any]]]:
-    """Names and the settings of `parallel` that make them; what is planned comes last, if it is none of these."""
+    """Names and the settings of `parallel` that make them; the planned one comes last, if it is not among these."""
     sequence = layout.cp * layout.tp
     if layout.stage_ranks > ranks_per_node:  # else a node has all of a pipeline stage's weights, and a copy or more
         if layout.stage_ranks % ranks_per_node == 0 and ranks_per_node % sequence == 0:

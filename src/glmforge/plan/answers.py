@@ -1,4 +1,4 @@
-"""The five questions of somebody who is about to rent GPUs, answered in words from a plan.
+"""Five questions before renting GPUs, answered in words from a plan.
 
 Terminal and page print these; scripts read `glmforge.plan.report.as_json`.
 """
@@ -74,8 +74,8 @@ NODE_COLUMNS = ("weights", "layout", "carried", "on the link", "along", "a step"
 def nodes_title(report: PlanReport) -> str:
     """What `node_rows` are of."""
     network = report.machine.network
-    adapter = "the adapter of a node" if network.is_shared else "the adapter of a GPU"
-    return f"Between nodes: what {adapter} carries each way in a step, at {network.name}"
+    adapter = "a node's adapter" if network.is_shared else "a GPU's adapter"
+    return f"Between nodes: traffic of {adapter} each way per step, at {network.name}"
 
 
 def candidate_words(fit: Fit) -> str:
@@ -105,12 +105,12 @@ def _fit(report: PlanReport) -> Answer:
     fullest, total = memory.estimate.fullest, report.machine.accelerator.memory_bytes
     words = f"{verdict(share)}: {fullest.peak / 1e9:,.1f} of {total / 1e9:g} GB, {share:.0%}"
     if len(memory.estimate.places) > 1:
-        words += f", at place {fullest.pp_rank} of the pipeline"
+        words += f", at pipeline rank {fullest.pp_rank}"
     largest = sorted(fullest.at_peak.items(), key=lambda item: -item[1])[:_MOST_PARTS]
     parts = ", ".join(f"{name} {size / 1e9:,.1f} GB" for name, size in largest if size)
     details = [f"{parts} ({memory.source})"]
     if share > 1 - RESERVE:
-        details.append(f"leave {RESERVE:.0%} for allocator, NCCL and kernels' workspaces: at most {1 - RESERVE:.0%}")
+        details.append(f"reserve {RESERVE:.0%} for allocator, NCCL and kernel workspaces: at most {1 - RESERVE:.0%}")
     return Answer("Does it fit?", words, tuple(details))
 
 
@@ -129,7 +129,7 @@ def spread_words(step: StepTime) -> str:
     slow, fast = step.tokens_per_second / factor, step.tokens_per_second * factor
     return (
         f"{format_seconds(step.seconds / factor)} to {format_seconds(step.seconds * factor)}, {format_count(slow)} to "
-        f"{format_count(fast)} tokens/s in four of five cases, as published runs spread"
+        f"{format_count(fast)} tokens/s in four of five cases, judging by published runs"
     )
 
 
@@ -138,7 +138,7 @@ def _price(report: PlanReport) -> Answer:
     left_out = [f"without {phase.time.name}: {phase.time.problem}" for phase in cost.phases if phase.seconds is None]
     timed = [phase for phase in cost.phases if phase.seconds is not None]
     if not timed:
-        return Answer("How dear?", "cannot be said: no phase has a time", tuple(left_out))
+        return Answer("Cost?", "unknown: no phase has a time", tuple(left_out))
     words = f"{cost.gpu_hours:,.0f} GPU-hours in {format_duration(cost.seconds)}"
     if cost.price is not None:
         words = f"{dollar_words(sum(cost.dollars.values()))}: {words}"
@@ -151,7 +151,7 @@ def _price(report: PlanReport) -> Answer:
         if between := cost.dollars_between:
             low, high = map(dollar_words, between)
             details.append(f"{low} to {high} in four of five cases, by the time of a step alone")
-    return Answer("How dear?", words, (*details, *left_out))
+    return Answer("Cost?", words, (*details, *left_out))
 
 
 def dollar_words(dollars: float) -> str:
@@ -165,7 +165,7 @@ def _bottleneck(report: PlanReport) -> Answer:
     shares = ", ".join(f"{name} {seconds / step.seconds:.0%}" for name, seconds in others[:_MOST_PARTS])
     details = [f"then {shares}"] if shares else []
     if step.bottleneck != "compute":
-        details.append(f"beside computing, {step.bottleneck} holds it up most")
+        details.append(f"after compute, {step.bottleneck} is the main bottleneck")
     return Answer("What takes the time?", f"{first[0]}: {first[1] / step.seconds:.0%} of the step", tuple(details))
 
 
@@ -174,7 +174,7 @@ def _change(report: PlanReport) -> Answer | None:
         return None
     first, *others = report.levers
     shares = ", ".join(f"{lever.words} {saved_share(report, lever)}" for lever in others[:_MOST_PARTS])
-    details = (f"then {shares}", "each alone; tables and page say by which settings") if others else ()
+    details = (f"then {shares}", "each alone; the tables and the page list the settings") if others else ()
     return Answer("What would change it?", f"{first.words}: {saved_share(report, first)} of the step", details)
 
 

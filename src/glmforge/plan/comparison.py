@@ -29,7 +29,7 @@ def differing_settings(first: PlanReport, second: PlanReport) -> list[tuple[str,
 
 
 def compared_rows(first: PlanReport, second: PlanReport) -> list[ComparedRow]:
-    """The figures of both; a part of the step that takes no time in either is left out."""
+    """The figures of both; a part of the step that takes no time in either is omitted."""
     rows = [
         ComparedRow("layout", layout_words(first.layout), layout_words(second.layout), ""),
         _row("tokens per second", first.step.tokens_per_second, second.step.tokens_per_second, format_count),

@@ -47,7 +47,7 @@ def fits(config: RunConfig, layout: Layout, capacity: Capacity) -> Fit:
     sharing = [
         (f"{counted(len(ranks), 'rank')} {capacity.place}", [peaks[rank // layout.stage_ranks] for rank in ranks])
         for ranks in capacity.machines
-    ] or [(f"a rank of pipeline place {place}", [peak]) for place, peak in enumerate(peaks)]
+    ] or [(f"a rank of pipeline stage {place}", [peak]) for place, peak in enumerate(peaks)]
     needs = [(who, sum(together, Memory())) for who, together in sharing]
     who, planned = max(needs, key=lambda need: need[1].total())
     if planned.total() <= capacity.bytes:

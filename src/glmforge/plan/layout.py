@@ -25,7 +25,7 @@ STEPS_FOR_EPOCHS = 1000
 
 @dataclass(frozen=True)
 class StageContent:
-    """Trunk layers [start, stop) of the model and whatever stands before and after them."""
+    """Trunk layers [start, stop) of the model and everything before and after them."""
 
     start: int
     stop: int
@@ -100,7 +100,7 @@ def batch_words(layout: Layout, phase: PhaseConfig) -> str:
 
 
 def select_phase(config: RunConfig, name: str | None) -> RunConfig:
-    """The run with one phase only, the first one if `name` is None. Raises `ConfigError` if there is none of it."""
+    """The run with one phase only, the first one if `name` is None. Raises `ConfigError` if there is no such phase."""
     phases = {phase.name: phase for phase in config.phases}
     if name is not None and name not in phases:
         raise ConfigError(f"--phase: no phase '{name}'; the configuration has {', '.join(phases)}")
@@ -113,7 +113,7 @@ def with_assumed_steps(config: RunConfig) -> tuple[RunConfig, list[str]]:
     How long those are only the data tell, which a plan does not read.
     """
     lines = [
-        f"phase {phase.name}: how many steps {phase.epochs:g} epochs are, only the data tell; planned as "
+        f"phase {phase.name}: the number of steps in {phase.epochs:g} epochs depends on the data; planned as "
         f"{STEPS_FOR_EPOCHS:,} steps"
         for phase in config.phases
         if phase.epochs is not None

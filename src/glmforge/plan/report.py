@@ -1,7 +1,7 @@
 """Everything that `glmforge plan` knows of a run on a machine, in one object and as JSON.
 
 The terminal, the page and `--json` show the same `PlanReport`, so none of them can say what another does not. What a
-plan was not asked for is None in it.
+plan was not requested is None in it.
 """
 
 from dataclasses import dataclass
@@ -107,7 +107,7 @@ def make_report(
     phases = predicted_phases(run, layout.world_size, machine, stage, imbalance)
     cost = run_cost(run, layout.world_size, machine, phases, settings or CostSettings(), stage)
     if memory is None:
-        more = "; --dry-run takes the trainer's own step" if stage.is_plain else ""
+        more = "; --dry-run runs the trainer's own step" if stage.is_plain else ""
         memory = PlannedMemory(estimate_memory(config, layout, stage), f"closed forms{more}")
     nodes = tuple(across_nodes(config, layout, machine, stage, imbalance=imbalance))
     warnings = tuple(layout_warnings(config, layout, machine))

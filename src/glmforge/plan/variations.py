@@ -26,7 +26,7 @@ _BATCH_FACTORS = (0.5, 1.0, 2.0)
 
 
 class Variation(NamedTuple):
-    """A plan that differs from the one that was asked for.
+    """A plan that differs from the one that was requested.
 
     Attributes:
         step: None where `reason` says why it cannot be.

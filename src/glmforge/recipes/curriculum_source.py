@@ -1,7 +1,7 @@
 """The curriculum as a source of batches: token shards, phase after phase, up to the planned end.
 
 The position is the samples consumed of each phase; everything else follows from it and the configuration. So the
-source goes on at any sample, on any number of ranks, with other batch sizes, and past samples that are left out.
+source goes on at any sample, on any number of ranks, with other batch sizes, and past samples that are omitted.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -126,7 +126,7 @@ class CurriculumSource(BatchSource):
         self._ranges, self._batches = self._planned(phase, self._consumed(phase)), iter(loader)
 
     def _progress(self) -> int:
-        """What the learning rate follows: tokens, or the planned steps that are behind, both with what is left out."""
+        """What the learning rate follows: tokens, or the planned steps that are behind, both with what is omitted."""
         by_steps = self._config.optim.schedule_unit == "steps"
         return self._config.steps_before(self._position.samples) if by_steps else self._position.tokens
 
@@ -142,7 +142,7 @@ class CurriculumSource(BatchSource):
         return planned_batches(phase, consumed, self._position.skipped.get(phase.name, ()))
 
     def _position_after(self, phase: PhaseConfig, batch: BatchRange) -> int:
-        """Where the next batch begins, beyond what is left out; the phase's end after the last one."""
+        """Where the next batch begins, beyond what is omitted; the phase's end after the last one."""
         following = next(self._planned(phase, batch.stop), None)
         return following.first if following is not None else max(batch.stop, phase.num_samples)
 

@@ -37,14 +37,14 @@ def write_fisher(
     """Measure on rows spread evenly over a token shard, of the first phase's `seq_len`; the number of tokens.
 
     The weights are those that the run starts from. Under torchrun all ranks call this together, laid out as
-    `parallel` says; a pipeline runs one micro-batch at a time. Raises `GlmforgeError` for what the user can mend.
+    `parallel` says; a pipeline runs one micro-batch at a time. Raises `GlmforgeError` for what the user can fix.
     """
     launch, tokenizer, tokens = LaunchEnvironment.read(), Tokenizer.load(config.data.tokenizer), TokenShard(shard)
     start = config.init_from
     if start is None:
-        raise ConfigError("init_from: not set, so there are no weights to measure; give init_from=DIR")
+        raise ConfigError("init_from: not set, so there are no weights to measure; set init_from=DIR")
     if out.exists():
-        raise ConfigError(f"{out}: is already there; move it away or choose another directory")
+        raise ConfigError(f"{out}: already exists; move it or choose another directory")
     tokens.check_tokenizer(tokenizer)
     check_initial_weights(start, config.model)
     config = config.model_copy(update={"model": with_ids_of(config.model, tokenizer)})
@@ -59,8 +59,8 @@ def write_fisher(
         )
         batches = (rows[index].batch for index in range(len(rows)))
         fisher, num_tokens = diagonal_fisher(model, batches, lambda done: advance(done, len(rows)))
-        mend = "nothing was written; take other text, or precision.compute=fp32"
-        check_values(f"Fisher information of {start}", fisher, least=0, mend=mend)
+        fix = "nothing was written; use other text, or precision.compute=fp32"
+        check_values(f"Fisher information of {start}", fisher, least=0, fix=fix)
         meta = CheckpointMeta(
             step=0,
             phase="fisher",

@@ -1,6 +1,6 @@
 """Whether a run fits the memory at hand, before anything is loaded: what the plan says cannot fit is not begun.
 
-The plan counts tensors. What it leaves out (the allocator, buffers of collectives, the CUDA context) takes about a
+The plan counts tensors. What it omits (the allocator, buffers of collectives, the CUDA context) takes about a
 tenth of a GPU, more than its closed forms err, so a run that is planned for more than there is has no chance. The first
 phase decides; a later one may be meant for another layout, and is warned of.
 """
@@ -37,7 +37,7 @@ def check_fit(
         if missing is None:
             continue
         if index == 0 and not force:
-            raise ConfigError(f"{missing}; to start it nevertheless, give --force")
+            raise ConfigError(f"{missing}; pass --force to start anyway")
         if launch.is_main:
             logger.warning("%s", missing)
 

@@ -1,4 +1,4 @@
-"""A configuration to begin with: a complete file that fits somebody's own tokenizer, text and machine.
+"""A first configuration: a complete file for the user's tokenizer, text and machine.
 
 What to train follows from what is there. The model's vocabulary and special ids are the tokenizer's. The number of
 steps fills the time that is given, measured on this machine, or else trains until more of the same text would teach
@@ -67,7 +67,7 @@ class NewRun:
     Attributes:
         text: the file's content.
         config: the same, loaded.
-        num_epochs: how often the text is gone through.
+        num_epochs: how often the text is passed through.
         step_seconds: how long a step takes on this machine; None if no time was given.
         held_out: shards that are evaluated on.
     """
@@ -104,9 +104,9 @@ def new_run(options: NewRunOptions) -> NewRun:
     """
     name = options.file.stem
     if options.minutes is not None and options.tokens is not None:
-        raise ConfigError("--minutes and --tokens: give one of them")
+        raise ConfigError("--minutes and --tokens: pass only one of them")
     if not RUN_NAME.fullmatch(name):
-        raise ConfigError(f"{str(options.file)!r}: the run gets this name: use letters, digits, '.', '_' and '-' alone")
+        raise ConfigError(f"{str(options.file)!r}: names the run, so use only letters, digits, '.', '_' and '-'")
     tokenizer = Tokenizer.load(options.tokenizer)
     num_tokens = _count_tokens(options.sources, tokenizer)
     held_out = _held_out(options)
@@ -172,8 +172,8 @@ def _scale_of(model: ModelConfig, preset: str) -> _Scale:
     if model.hidden_size > _MEDIUM_WIDTH:
         small = [name for name in preset_names() if load_model_config(name).hidden_size <= _MEDIUM_WIDTH]
         raise ConfigError(
-            f"--model: {preset} needs a layout over many GPUs: begin with a file of configs/ and 'glmforge plan', or "
-            f"take one of {', '.join(small)}"
+            f"--model: {preset} needs many GPUs; start from a file in configs/ and 'glmforge plan', or choose one "
+            f"of {', '.join(small)}"
         )
     scale = _SMALL if model.hidden_size <= _SMALL_WIDTH else _MEDIUM
     return replace(scale, seq_len=min(scale.seq_len, model.max_position_embeddings))

@@ -2,7 +2,7 @@
 
 All else is the same for every stage (`glmforge.recipes.train`): layout, memory, model, optimizer, hooks, checkpoints,
 resuming. A recipe is made by the function that the stage's row in `glmforge.config.stage.STAGES` names, called on all
-ranks together, with the configuration as it was given; it raises `GlmforgeError` for what the user can mend, before
+ranks together, with the configuration as it was given; it raises `GlmforgeError` for what the user can fix, before
 anything is built.
 """
 

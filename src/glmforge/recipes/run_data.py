@@ -1,6 +1,6 @@
 """What a run reads, opened and checked before the first step: tokenizer, sources, held-out text.
 
-Also what has to be made once before it can be read: encoded conversations, copies on a node's own disk, best-fit
+Also what must be made once before it can be read: encoded conversations, copies on a node's own disk, best-fit
 packings.
 """
 
@@ -50,7 +50,7 @@ def open_data(config: RunConfig, world: World) -> RunData:
     if tokenizer.vocab_size > config.model.vocab_size:
         raise ConfigError(
             f"model.vocab_size: {config.model.vocab_size:,} is less than the {tokenizer.vocab_size:,} tokens of "
-            f"{config.data.tokenizer}; raise it to {-(-tokenizer.vocab_size // 128) * 128:,} or take another tokenizer"
+            f"{config.data.tokenizer}; raise it to {-(-tokenizer.vocab_size // 128) * 128:,} or use another tokenizer"
         )
     config = _with_encoded_conversations(config, tokenizer, world)
     copy_shards(config.data)
@@ -83,12 +83,12 @@ def _check_paths(data: DataConfig) -> None:
         if not path.exists():
             if path.with_suffix("").is_dir():
                 raise DataError(
-                    f"{key}: {path.with_suffix('')} is a directory; name one file of conversations, or the shard that "
-                    "'glmforge data chat' or 'glmforge data tokenize' makes of all of it"
+                    f"{key}: {path.with_suffix('')} is a directory; use one conversation file, or make a shard of "
+                    "all with 'glmforge data chat' or 'glmforge data tokenize'"
                 )
-            place = "" if path.is_absolute() else f" in {Path.cwd()}, from where relative paths are looked for"
-            make = "" if made_by is None else f"make it with 'glmforge data {made_by}' or "
-            raise DataError(f"{key}: there is no {path}{place}; {make}correct the path")
+            place = "" if path.is_absolute() else f" in {Path.cwd()}, where relative paths start"
+            make = "" if made_by is None else f"create it with 'glmforge data {made_by}' or "
+            raise DataError(f"{key}: {path} does not exist{place}; {make}correct the path")
 
 
 def _with_encoded_conversations(config: RunConfig, tokenizer: Tokenizer, world: World) -> RunConfig:
@@ -167,14 +167,14 @@ def _once(make: Callable[[], None], world: World, *, here: bool, what: str) -> N
     if failure is not None:
         raise failure
     if failed:
-        raise DataError(f"data: another process failed to {what} and reported why; nothing was trained")
+        raise DataError(f"data: another process failed to {what}, see its message; nothing was trained")
 
 
 def _open_shard(prefix: Path, tokenizer: Tokenizer) -> TokenShard:
     shard = TokenShard(prefix)
     shard.check_tokenizer(tokenizer)
-    if shard.loss is not None and not shard.loss.any_learnt:
-        raise DataError(f"{shard.loss.path}: no token of the shard is to be learnt: take another one, or remove it")
+    if shard.loss is not None and not shard.loss.any_trained:
+        raise DataError(f"{shard.loss.path}: the shard has no trainable tokens; use another one, or remove it")
     return shard
 
 
@@ -184,7 +184,7 @@ def _tell_of_equal_shards(shards: Mapping[str, TokenShard], held_out: Sequence[H
     for name, shard in shards.items():
         first = names.setdefault(str(shard.identity()), name)
         if first != name:
-            logger.warning("data.sources: '%s' and '%s' are the same text, which counts twice", first, name)
+            logger.warning("data.sources: '%s' and '%s' are the same text, which is counted twice", first, name)
     for each in held_out:
         if trained_on := names.get(str(each.shard.identity())):
-            logger.warning("data.held_out: '%s' is trained on as source '%s'", each.name, trained_on)
+            logger.warning("data.held_out: '%s' is also trained on, as source '%s'", each.name, trained_on)

@@ -1,7 +1,7 @@
 """Where a run writes: its directory, and what is to lie apart from it, on larger storage or among the logs of others.
 
 For `checkpoint.dir` and `observe.tensorboard_dir` there are links in the run's directory under the usual names
-(`checkpoints`, `tensorboard`). Everything else goes by those: whoever is given the run's directory, a report, an
+(`checkpoints`, `tensorboard`). Everything else goes by those: any user of the run's directory, a report, an
 export or a person, finds them without its configuration, and a run whose storage is not mounted is not taken for one
 that has no checkpoints yet.
 """
@@ -47,9 +47,7 @@ def _link_all(config: RunConfig) -> None:
 
 def _check_still_there(link: Path) -> None:
     if link.is_symlink() and not link.is_dir():
-        raise CheckpointError(
-            f"{link}: leads to {link.readlink()}, which is not there; mount it, or remove the link to start over"
-        )
+        raise CheckpointError(f"{link}: broken link to {link.readlink()}; mount it, or remove the link to start over")
 
 
 def _link(link: Path, target: Path, key: str) -> None:
@@ -59,12 +57,12 @@ def _link(link: Path, target: Path, key: str) -> None:
             return
         if not target.is_dir():
             raise CheckpointError(
-                f"{key}: is {target}, but the run's lie in {link.readlink()}; move that directory there first"
+                f"{key}: is {target}, but the run's files are in {link.readlink()}; move that directory there first"
             )
         link.unlink()
     elif link.is_dir():
         if any(link.iterdir()):
-            raise CheckpointError(f"{key}: {link} holds files already; move it to {target} first, or leave {key} out")
+            raise CheckpointError(f"{key}: {link} already contains files; move it to {target} first, or remove {key}")
         link.rmdir()
     target.mkdir(parents=True, exist_ok=True)
     link.symlink_to(target, target_is_directory=True)

@@ -67,12 +67,12 @@ def check_same_data(look: Callable[[], Mapping[str, object]]) -> None:
     differing = [node for node in nodes if node.seen != usual.seen]
     if not differing:
         return
-    told = []
+    parts = []
     for node in differing[:_NAMED]:
         names = [name for name in {**usual.seen, **node.seen} if usual.seen.get(name) != node.seen.get(name)]
-        told.append(f"node {node.host} (rank {node.rank}) has other contents in {', '.join(names)}")
-    more = f"; and {len(differing) - len(told)} more nodes" if len(differing) > len(told) else ""
+        parts.append(f"node {node.host} (rank {node.rank}) has different contents in {', '.join(names)}")
+    more = f"; and {len(differing) - len(parts)} more nodes" if len(differing) > len(parts) else ""
     raise DataError(
-        f"data: the nodes do not see the same data: {'; '.join(told)}{more}; compared with node {usual.host} (rank "
-        f"{usual.rank}). Nothing was trained; copy the files there anew"
+        f"data: the nodes do not see the same data: {'; '.join(parts)}{more}; compared with node {usual.host} (rank "
+        f"{usual.rank}). Nothing was trained; copy the files to that node again"
     )

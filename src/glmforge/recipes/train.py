@@ -1,4 +1,4 @@
-"""A run of any stage: its recipe opened, trainer and hooks put together, taken up where it was, trained to its end."""
+"""A run of any stage: its recipe opened, trainer and hooks assembled, taken up where it was, trained to its end."""
 
 import json
 import logging
@@ -54,13 +54,13 @@ logger = logging.getLogger(__name__)
 
 
 def train(config: RunConfig, hooks: Sequence[Hook] = (), *, force: bool = False) -> TrainState:
-    """Run `config` to its end, from the newest whole checkpoint if there is one.
+    """Run `config` to its end, from the newest complete checkpoint if there is one.
 
     `hooks` are called besides the run's own, before those that save and that end it. `force` begins a run that by plan
     does not fit the memory at hand.
     Under torchrun all ranks call this together. Everything that can be refused is refused before the first step:
     layout, memory, another run in the directory, tokenizer, shards, checkpoint. Raises `GlmforgeError` for what the
-    user can mend, `OutOfMemory` among them, and `Preempted` when a signal told the run to give way.
+    user can fix, `OutOfMemory` among them, and `Preempted` when a signal asked the run to stop.
     """
     check_nodes(config)
     launch = LaunchEnvironment.read()
@@ -94,7 +94,7 @@ def train(config: RunConfig, hooks: Sequence[Hook] = (), *, force: bool = False)
 
 
 def open_recipe(config: RunConfig, world: World) -> Recipe:
-    """What the run's stage brings. Collective; raises `GlmforgeError` for what the user can mend."""
+    """What the run's stage brings. Collective; raises `GlmforgeError` for what the user can fix."""
     recipe: Recipe = resolve_name(STAGES[config.stage].recipe)(config, world)
     return recipe
 
@@ -132,8 +132,8 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
         trainer.leave_out(*recall_skipped(config.output_dir))
     elif list_checkpoints(checkpoints.root):
         raise CheckpointError(
-            f"{checkpoints.root}: holds checkpoints, but fault_tolerance.resume is 'never'; choose another output_dir, "
-            "or 'auto'"
+            f"{checkpoints.root}: contains checkpoints, but fault_tolerance.resume is 'never'; choose another "
+            "output_dir, or set it to 'auto'"
         )
     if checkpoint is None and config.lora is not None:
         begin_adapters(trainer.backend, config.model, config.lora, checkpoints.base)

@@ -1,4 +1,4 @@
-"""How all plots of the report are drawn: style, marks of the run, SVG fit for the page.
+"""How the report's plots are drawn: style, marks of the run, SVG fit for the page.
 
 Plots are SVG without colours or fonts of their own: they are drawn in stand-in colours that `to_svg` turns
 into the page's CSS variables, and text stays text. So one drawing serves light mode, dark mode and paper, is

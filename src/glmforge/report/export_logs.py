@@ -90,7 +90,7 @@ def _renamed(fields: Mapping[str, str], record: Record, computed: Mapping[str, f
 
 
 def _epoch(record: Record) -> float | None:
-    """How often all training data together were gone through: label tokens read over those of one pass."""
+    """How often all training data together were passed through: label tokens read over those of one pass."""
     tokens, epochs = record.get("source_tokens", {}), record.get("source_epochs", {})
     passed = [(tokens[name], tokens[name] / epochs[name]) for name in tokens if epochs.get(name)]
     return sum(read for read, _ in passed) / sum(whole for _, whole in passed) if passed else None

@@ -71,9 +71,9 @@ def _loss(run: RunLog) -> Figure | None:
     with plot_over_tokens(run, "loss", "cross-entropy (nats/token)", wide=True) as plot:
         draw_curve(plot.axes, tokens, loss)
         limit_spikes(plot.axes, loss)
-    caption = "Next-token cross-entropy of each step's global batch."
+    caption = "Next-token cross-entropy of the global batch, per step."
     if smoothing_window(len(loss)) > 1:
-        caption += f" The strong line is the mean of {smoothing_window(len(loss))} records."
+        caption += f" The bold line is the mean of {smoothing_window(len(loss))} records."
     return Figure("Training loss", caption, plot.svg, wide=True)
 
 
@@ -91,7 +91,7 @@ def _source_loss(run: RunLog) -> Figure | None:
         draw_legend(plot.axes)
     caption = "Next-token cross-entropy of each source's share of the batches."
     if _OTHER in curves:
-        caption += f" '{_OTHER}' is the mean over the tokens of all sources but the {len(curves) - 1} largest."
+        caption += f" '{_OTHER}' is the mean over the tokens of all sources except the {len(curves) - 1} largest."
     return Figure("Loss of each source", caption, plot.svg, wide=True)
 
 
@@ -128,7 +128,7 @@ def _tokens_between(records: list[Record]) -> Iterator[dict[str, float]]:
 
 
 def _value(record: Record, tokens: dict[str, float], name: str, shown: list[str]) -> float:
-    """A source's loss in a record, or that of all sources not `shown`; NaN where there is none."""
+    """A source's loss in a record, or that of all sources not `shown`, or NaN."""
     losses = record["source_loss"]
     if name in shown:
         return float(losses.get(name, math.nan))
@@ -148,9 +148,9 @@ def _held_out(run: RunLog) -> Figure | None:
             if at_start := [r["bits_per_byte_at_start"] for r in points if _is_compared(r, source)]:
                 plot.axes.axhline(at_start[-1], color=SERIES[number % len(SERIES)], linestyle="--", linewidth=1)
     named = f" ({sources[0]})" if len(sources) == 1 else ""
-    caption = f"Cross-entropy per byte of text the model never trains on{named}."
+    caption = f"Cross-entropy per byte of text held out from training{named}."
     if any("bits_per_byte_at_start" in record for record in points):
-        caption += " Dashed: the weights that the run started from; what lies above its line has been forgotten."
+        caption += " Dashed: the initial weights; values above their line mean forgetting."
     return Figure("Held-out text", caption, plot.svg)
 
 
@@ -170,9 +170,9 @@ def _gap(run: RunLog) -> Figure | None:
                 plot.axes.axvline(places[finding.lowest], color=color, linestyle="--", linewidth=1)
         if len(findings) > 1:
             draw_legend(plot.axes)
-    caption = "Held-out loss less training loss."
+    caption = "Held-out loss minus training loss."
     if any(finding.verdict is Verdict.OVERFITS for finding in findings):
-        caption += " Dashed: where held-out loss was lowest; since then the run overfits."
+        caption += " Dashed: lowest held-out loss; from there on the run overfits."
     return Figure("Gap between training and held-out text", caption, plot.svg)
 
 
@@ -182,7 +182,7 @@ def _accuracy(run: RunLog) -> Figure | None:
         return None
     with plot_over_tokens(run, "accuracy", "share of tokens") as plot:
         _draw_by_source(plot.axes, points, "accuracy", sorted({record["source"] for record in points}))
-    caption = "How often the model's likeliest token is the one that comes, in held-out text."
+    caption = "Next-token accuracy on held-out text."
     return Figure("Accuracy", caption, plot.svg)
 
 
@@ -195,7 +195,7 @@ def _held_out_answers(run: RunLog) -> Figure | None:
         _draw_by_source(plot.axes, points, "stopped", sources)
         _draw_by_source(plot.axes, points, "well_formed", sources, dashed=True)
         plot.axes.set_ylim(-0.03, 1.03)
-    caption = "Answers to held-out prompts that end by themselves; dashed: that are in GLM's format."
+    caption = "Answers to held-out prompts that end before the length limit; dashed: that are in GLM's format."
     return Figure("Held-out answers", caption, plot.svg)
 
 
@@ -217,17 +217,19 @@ def _is_compared(record: Record, source: str) -> bool:
 
 
 def _mtp_loss(run: RunLog) -> Figure | None:
-    caption = "Loss of predicting the token after the next."
+    caption = "Loss of predicting the token after next."
     return plot_series(run, "loss_mtp", "Multi-token prediction", caption, "cross-entropy (nats/token)")
 
 
 def _elastic_loss(run: RunLog) -> Figure | None:
-    caption = "Penalty for leaving the weights that earlier text depends on, as it is added to the loss."
+    caption = "Penalty on changes to weights that earlier text depends on, as added to the loss."
     return plot_series(run, "loss_ewc", "Elastic weight consolidation", caption, "nats/token", zero=True)
 
 
 def _learning_rate(run: RunLog) -> Figure | None:
-    return plot_series(run, "lr", "Learning rate", "As used by each step.", "learning rate", smooth=False, zero=True)
+    return plot_series(
+        run, "lr", "Learning rate", "Learning rate of each step.", "learning rate", smooth=False, zero=True
+    )
 
 
 def _throughput(run: RunLog) -> Figure | None:

@@ -58,7 +58,7 @@ def balance_over_time(run: RunLog) -> Figure | None:
         draw_curve(plot.axes, *mean, color=SERIES[0], label="mean of layers")
         plot.axes.set_ylim(bottom=0)
         draw_legend(plot.axes)
-    caption = "How far each layer's busiest expert is above an even share of the step's tokens; 0 is perfect."
+    caption = "Load of each layer's busiest expert over an even share of the step's tokens, minus 1; 0 is perfect."
     return Figure("Expert balance", caption, plot.svg)
 
 
@@ -71,12 +71,12 @@ def router_biases(run: RunLog) -> Figure | None:
         draw_curve(plot.axes, *mean, color=SERIES[0], label="mean of layers", smooth=False)
         plot.axes.set_ylim(bottom=0)
         draw_legend(plot.axes)
-    caption = "How far the correction biases of a layer lie apart: what it takes to keep its experts level."
+    caption = "Range of the correction biases of a layer: how much correction balancing needs."
     return Figure("Router biases", caption, plot.svg)
 
 
 def bias_drift(run: RunLog) -> Figure | None:
-    caption = "The most that a correction bias moved between two records."
+    caption = "Largest change of a correction bias between two records."
     title, label = "Drift of the router biases", "change of a bias"
     return plot_series(run, "bias_drift_max", title, caption, label, smooth=False, zero=True)
 
@@ -96,7 +96,7 @@ def balance_of_layers(run: RunLog) -> Figure | None:
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
         draw_marks(axes, run, labelled=False)
         axes.set_xlim(tokens[0], tokens[-1])
-    caption = "Load of each layer's busiest expert, as a multiple of an even share; the worst step of each column. "
+    caption = "Load of each layer's busiest expert, as a multiple of an even share; the worst step per column. "
     return Figure("Balance of every layer", caption + dead_experts(run), plot.svg, wide=True)
 
 

@@ -22,7 +22,7 @@ def needles_by_length(run: RunLog) -> Figure | None:
     if not run.needles:
         return None
     lengths = sorted({record["needle_length"] for record in run.needles})
-    with plot_over_tokens(run, "needles", "answers that are right") as plot:
+    with plot_over_tokens(run, "needles", "correct answers") as plot:
         for number, length in enumerate(lengths):
             own = [record for record in run.needles if record["needle_length"] == length]
             points = [(tokens, _accuracy(list(group))) for tokens, group in groupby(own, lambda one: one["tokens"])]
@@ -31,7 +31,7 @@ def needles_by_length(run: RunLog) -> Figure | None:
             plot.axes.plot(*np.array(points).T, style, color=color, marker="o", markersize=3.5, label=label)
         plot.axes.set_ylim(-0.03, 1.03)
         draw_legend(plot.axes)
-    return Figure("Needles", "Retrieved from texts of each length; mean over tasks and depths.", plot.svg)
+    return Figure("Needles", "Retrieval accuracy by text length; mean over tasks and depths.", plot.svg)
 
 
 def needles_by_depth(run: RunLog) -> Figure | None:
@@ -49,7 +49,7 @@ def needles_by_depth(run: RunLog) -> Figure | None:
             if number == 1:
                 axes.set_ylabel("tokens")
     method = {"scored": "scored by one forward pass", "generated": "generated"}[last[0]["needle_method"]]
-    caption = f"Percentage of answers that are right at step {step:,}, {method}, by the needle's depth in the text."
+    caption = f"Percentage of correct answers at step {step:,}, {method}, by the needle's depth in the text."
     return Figure("Needles by length and depth", caption, plot.svg, wide=True)
 
 

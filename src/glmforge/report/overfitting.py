@@ -96,7 +96,9 @@ def overfitting_table(findings: Sequence[Finding]) -> Table:
         ]
         for one in findings
     ]
-    return make_table("Overfitting", columns, rows, note="Nats per token; the gap is held-out loss less training loss.")
+    return make_table(
+        "Overfitting", columns, rows, note="Nats per token; the gap is held-out loss minus training loss."
+    )
 
 
 def advice(run: RunLog, findings: Sequence[Finding]) -> list[str]:
@@ -150,9 +152,9 @@ def _advice(run: RunLog, finding: Finding) -> list[str]:
     step = finding.steps[finding.lowest]
     if finding.verdict is Verdict.BOTH_RISE:
         return [
-            f"{finding.source}: training loss has risen with held-out loss since step {step:,}: the run is unstable or "
-            "has gone on to other text, which is not overfitting; look at anomalies.jsonl, lower optim.lr or lengthen "
-            "warm-up"
+            f"{finding.source}: training loss has risen with held-out loss since step {step:,}: the run is unstable "
+            "or has moved on to other text, which is not overfitting; check anomalies.jsonl, lower optim.lr or "
+            "lengthen warm-up"
         ]
     if finding.verdict is not Verdict.OVERFITS:
         return []
@@ -160,7 +162,7 @@ def _advice(run: RunLog, finding: Finding) -> list[str]:
         f"{finding.source}: held-out loss was lowest at step {step:,} and has risen by {finding.rise:.3f} nats per "
         f"token since, while training loss has not: {_weights_from(run, step)}",
         *_passes(run, step),
-        *([] if _stops_early(run) else ["Set observe.early_stopping: {}, which ends a run where that begins"]),
+        *([] if _stops_early(run) else ["Set observe.early_stopping: {} to stop a run when that begins"]),
     ]
 
 
@@ -168,7 +170,7 @@ def _weights_from(run: RunLog, step: int) -> str:
     """Where the weights of about that step are."""
     saved = [int(path.name.removeprefix("step-")) for path in run.directory.checkpoints.glob("step-*[0-9]")]
     if not saved:
-        return "train anew for so many steps"
+        return "retrain for that many steps"
     nearest = min(saved, key=lambda one: (abs(one - step), one))
     return f"the nearest checkpoint is that of step {nearest:,} ({run.directory.root}@{nearest})"
 
@@ -183,12 +185,13 @@ def _passes(run: RunLog, step: int) -> list[str]:
     most, passes = max(epochs.items(), key=lambda item: item[1])
     if passes < 1:
         return [
-            f"No source had been read once by then (the most: {most}, {passes:.2f} epochs), so it is not repetition: "
-            "the training data are too narrow. Mix in text of the held-out kind (data.sources), or lower optim.lr"
+            f"No source had completed an epoch by then (most: {most}, {passes:.2f} epochs), so it is not repetition: "
+            "the training data are too narrow. Add text like the held-out text (data.sources), or lower optim.lr"
         ]
     return [
-        f"By then {most} had been read {passes:.1f} times: end there (epochs of the phase, max_epochs of the source), "
-        "give more or more varied data, or raise optim.weight_decay or regularization.dropout, or lower optim.lr"
+        f"By then {most} had been read {passes:.1f} times: stop there (epochs of the phase, max_epochs of the "
+        "source), use more or more varied data, or raise optim.weight_decay or regularization.dropout, or lower "
+        "optim.lr"
     ]
 
 

@@ -53,7 +53,7 @@ def _summarize(first: PlanReport, second: PlanReport, names: tuple[str, str]) ->
         "Settings that differ", [Column("setting"), *map(Column, names)], differing_settings(first, second)
     )
     numbers = [Column(name, number=True) for name in (*names, "change")]
-    figures = make_table("What comes of it", [Column(""), *numbers], compared_rows(first, second))
+    figures = make_table("Result", [Column(""), *numbers], compared_rows(first, second))
     return Summary(
         name=f"{first.run.name} and {second.run.name}" if first.run.name != second.run.name else first.run.name,
         lead=f"Phase {first.config.phases[0].name} on {machine_words(first)}, planned twice",
@@ -62,7 +62,7 @@ def _summarize(first: PlanReport, second: PlanReport, names: tuple[str, str]) ->
             Tile(
                 f"Step, {names[1]}", format_seconds(second.step.seconds), f"{format_count(second.step.tokens)} tokens"
             ),
-            Tile("Tokens per second", f"{faster:.2f} x", f"of {names[1]}, as against {names[0]}"),
+            Tile("Tokens per second", f"{faster:.2f} x", f"of {names[1]}, relative to {names[0]}"),
         ],
         tables=[settings, figures],
     )

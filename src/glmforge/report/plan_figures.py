@@ -53,11 +53,11 @@ def draw_pipeline(timeline: Sequence[Span]) -> Figure | None:
         panels[0].set_yticks([rank + 0.5 for rank in range(num_ranks)], [str(rank) for rank in range(num_ranks)])
         _draw_key(panels[-1], timeline)
     svg = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", plot.svg)
-    caption = "What each pipeline rank computes in a step, predicted; it waits where nothing is drawn."
+    caption = "Predicted work of each pipeline rank in a step; gaps are waiting time."
     if any(_is_later(span, num_ranks) for span in timeline):
-        caption += " Passes through a rank's second stage are paler."
+        caption += " A rank's second stage is paler."
     if len(windows) > 1:
-        caption += " The beginning and the end; between them the pipeline is full."
+        caption += " Beginning and end of the step; in between the pipeline is full."
     return Figure("A step of the pipeline", caption, svg, wide=True)
 
 

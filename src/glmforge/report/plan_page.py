@@ -1,4 +1,4 @@
-"""A plan as a page that needs nothing else: to play with, to print, to send to whoever pays.
+"""A plan as a self-contained interactive page, to print or send around.
 
 What the terminal says stands on top. Below it is a form: every combination of GPU, number, network and batch that it
 offers was planned beforehand (`glmforge.plan.variations`), so the page has no model of its own that could disagree with
@@ -72,7 +72,7 @@ def write_plan(report: PlanReport, out: Path) -> Path:
 
 
 def variations_as_json(report: PlanReport) -> dict[str, Any]:
-    """What the form looks up. `cells`: seconds of a step and of its parts, bytes of the peak; or why there are none."""
+    """What the form looks up. `cells`: seconds of a step and its parts, bytes of the peak; or why they are missing."""
     found = list(vary(report.config, report.layout, report.machine, report.stage))
     devices = list({cell.machine.accelerator.name: cell.machine.accelerator for cell in found}.values())
     parts = sorted({name for cell in found if cell.step for name in cell.step.parts})
@@ -186,7 +186,7 @@ def _pareto(report: PlanReport) -> list[Table]:
         for candidate in report.search.pareto
     ]
     columns = ["layout", "peak, GB", "step", "tokens/s", "MFU"]
-    return [make_table("Layouts that no other beats in both", columns, rows)]
+    return [make_table("Layouts on the Pareto front", columns, rows)]
 
 
 def _levers(report: PlanReport) -> Table:
@@ -195,7 +195,7 @@ def _levers(report: PlanReport) -> Table:
         for lever in report.levers
     ]
     columns: list[str | Column] = ["change", "saves", "of a step", Column("costs"), Column("settings")]
-    return make_table("What would make it shorter", columns, rows, note="Each change alone; savings do not add up.")
+    return make_table("What would make it faster", columns, rows, note="Each change alone; savings do not add up.")
 
 
 def _cost(report: PlanReport) -> Table:
@@ -210,20 +210,20 @@ def _cost(report: PlanReport) -> Table:
         rows.append([*cells, *times, f"{hours:,.0f}"])
     columns = ["phase", "tokens", "undisturbed", "goodput", "with failures", "GPU-hours"]
     return make_table(
-        "Phases", columns, rows, note="Goodput is the share of time that failures, restarts and lost work leave."
+        "Phases", columns, rows, note="Goodput is the fraction of time left after failures, restarts and lost work."
     )
 
 
 def _layout(report: PlanReport) -> Table:
     rows = [(axis, f"{size:,}", meaning) for axis, size, meaning in axis_rows(report.layout)]
-    return make_table("Layout", ["axis", Column("ranks", number=True), Column("what they are")], rows)
+    return make_table("Layout", ["axis", Column("ranks", number=True), Column("description")], rows)
 
 
 def _nodes(report: PlanReport) -> list[Table]:
     if not report.nodes:
         return []
     better = advice(report.nodes)
-    note = f"{nodes_title(report)}, and the seconds of that alone on the link."
+    note = f"{nodes_title(report)}, and the seconds it takes on the link alone."
     return [
         make_table(
             "Between nodes", list(NODE_COLUMNS), node_rows(report), note=note + (f" Take {better}." if better else "")
@@ -251,9 +251,9 @@ def _traffic(report: PlanReport) -> Table:
     ]  # fmt: skip
     return make_table(
         "Traffic", columns, rows,
-        note=f"Of a rank of pipeline place {report.step.slowest}, which works longest, in a step: bytes of its "
-        "collectives, what of them it sends over NVLink and over the network, what all ranks of a node receive from "
-        "other nodes, and what the links take for it, hidden behind computation or not.",
+        note=f"For a rank of pipeline stage {report.step.slowest}, the slowest, per step: bytes of its collectives, "
+        "the part sent over NVLink and over the network, what all ranks of a node receive from other nodes, and the "
+        "link time, overlapped or not.",
     )  # fmt: skip
 
 

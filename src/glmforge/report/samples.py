@@ -12,7 +12,7 @@ from glmforge.observe.run import RunLog
 
 _MAX_SHOWN, _MAX_EARLIER = 24, 8
 _PROMPT_CHARACTERS = 2000
-_ENDS = {"stop": "ended by itself", "length": "cut at max_new_tokens"}
+_ENDS = {"stop": "stopped", "length": "cut at max_new_tokens"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def shown_samples(run: RunLog) -> tuple[list[ShownSample], int]:
     alike = Counter[tuple[object, ...]]()
     for record in run.samples:
         asked = (record.get("source"), record["prompt"], record.get("reference"), record.get("sample"))
-        here = (record["step"], *asked)  # conversations may be alike: then they are told apart by their order
+        here = (record["step"], *asked)  # conversations may be alike: then they are distinguished by their order
         by_prompt.setdefault((*asked, alike[here]), []).append(record)
         alike[here] += 1
     last = [records for records in by_prompt.values() if records[-1]["step"] == run.samples[-1]["step"]]
@@ -67,6 +67,6 @@ def _shown(records: Sequence[Record]) -> ShownSample:
 
 
 def _spread(records: Sequence[Record], number: int) -> list[Record]:
-    """At most so many of them, evenly."""
+    """At most this many of them, evenly."""
     number = min(number, len(records))
     return [records[index * len(records) // number] for index in range(number)]

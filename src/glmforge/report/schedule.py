@@ -20,7 +20,7 @@ from glmforge.optim.schedule import learning_rate_schedule
 
 
 class Draw(NamedTuple):
-    """What a phase takes of a source. `epochs` is None where nobody knows how much the source holds."""
+    """What a phase takes of a source. `epochs` is None if the size of the source is unknown."""
 
     share: float
     tokens: float
@@ -112,7 +112,7 @@ def plan_schedule(config: RunConfig, *, look_at_data: bool = True) -> Schedule:
         DataError: a shard is damaged, or holds too little for what the phases ask of it.
     """
     missing = [source.name for source in config.data.sources if not _exists(source)]
-    draws = _reckoned(config) if look_at_data and not missing else _asked(config)
+    draws = _exact_draws(config) if look_at_data and not missing else _asked(config)
     learning_rate = _learning_rate(config)
     phases, start = [], 0
     for phase in config.phases:
@@ -126,7 +126,7 @@ def plan_schedule(config: RunConfig, *, look_at_data: bool = True) -> Schedule:
 
 
 def _learning_rate(config: RunConfig) -> Callable[[float], float]:
-    """The learning rate after so many tokens of the run, also where it follows steps."""
+    """The learning rate after this many tokens of the run, also where it follows steps."""
     rate = learning_rate_schedule(config)
     if config.optim.schedule_unit == "tokens":
         return rate
@@ -156,13 +156,13 @@ def _asked(config: RunConfig) -> Draws:
     return draws
 
 
-def _reckoned(config: RunConfig) -> Draws:
+def _exact_draws(config: RunConfig) -> Draws:
     """As training will draw, caps on epochs included."""
     from glmforge.data.stream.curriculum import Curriculum  # imports torch: only those who have data pay
     from glmforge.data.tokens.shards import TokenShard
 
     if not config.data.tokenizer.is_dir():
-        raise DataError(f"data.tokenizer: {config.data.tokenizer}: no such directory, and the shards are there already")
+        raise DataError(f"data.tokenizer: {config.data.tokenizer}: no such directory, although the shards exist")
     shards = {source.name: TokenShard(source.path) for source in config.data.sources}
     draws: Draws = {phase.name: {} for phase in config.phases}
     tokens = {phase.name: phase.num_samples * phase.seq_len for phase in config.phases}
@@ -202,7 +202,7 @@ def phase_rows(schedule: Schedule) -> Iterator[list[str]]:
 
 
 def settings_words(phase: PlannedPhase) -> dict[str, str]:
-    """What is constant over a phase and not told elsewhere, in the order of `phase_columns`."""
+    """What is constant over a phase and not shown elsewhere, in the order of `phase_columns`."""
     config = phase.config
     return {
         "RoPE base": rate_words(phase.rope_theta),

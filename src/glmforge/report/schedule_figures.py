@@ -238,7 +238,7 @@ class _Drawing:
             handles.append(Patch(color=color, alpha=strength, linewidth=0, label=label))
         title = "tokens drawn"
         if self.schedule.missing:
-            title += " (as the weights ask; the shards are not there yet)"
+            title += " (from the weights; the shards do not exist yet)"
         self.canvas.legend(
             handles=handles, title=title, loc="lower left", bbox_to_anchor=(0.08, 0.0), ncols=_LEGEND_COLUMNS,
             handlelength=1.0, alignment="left",

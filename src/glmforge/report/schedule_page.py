@@ -30,7 +30,7 @@ def write_schedule(config: RunConfig, out: Path) -> Path:
     there and hold too little, and `MissingPackageError` if matplotlib is not installed.
     """
     if out.suffix not in SUFFIXES:
-        raise ConfigError(f"--schedule: {out}: ends in none of {', '.join(SUFFIXES)}; name it by what it shall be")
+        raise ConfigError(f"--schedule: {out}: must end in one of {', '.join(SUFFIXES)}")
     with needed_for("--schedule: drawing"):
         from glmforge.report.schedule_figures import save_schedule, schedule_svg
     schedule = plan_schedule(config)
@@ -39,9 +39,9 @@ def write_schedule(config: RunConfig, out: Path) -> Path:
         save_schedule(schedule, out)
         return out
     svg = schedule_svg(schedule)
-    caption = "Settings that differ from the phase before are bold. The mixture is what is drawn, not what is asked."
+    caption = "Settings that differ from the previous phase are bold. The mixture is as sampled, not as configured."
     if schedule.missing:
-        caption = "Settings that differ from the phase before are bold. The mixture is what the weights ask for."
+        caption = "Settings that differ from the previous phase are bold. The mixture is as configured."
     page = page_template("schedule.html")
     write_text(out, page.render(summary=_summarize(schedule), svg=svg, caption=caption, config=dump_config(config)))
     return out
@@ -101,9 +101,9 @@ def _source_columns(schedule: Schedule) -> list[str]:
 
 def _sources_note(schedule: Schedule) -> str:
     if not schedule.missing:
-        return "What each phase draws, caps on epochs included: what a capped source cannot give, the others do."
+        return "What each phase samples, with epoch caps: the other sources make up for capped ones."
     names = ", ".join(schedule.missing)
     return (
-        "What the weights ask for. How often a source is gone through, and where a cap on its epochs holds it back, is "
-        f"not known as long as these shards do not exist: {names}."
+        "From the configured weights. Epochs per source, and the effect of epoch caps, are unknown because these "
+        f"shards do not exist: {names}."
     )

@@ -16,7 +16,7 @@ from glmforge.report.tables import clock_words, make_tables, training_seconds, v
 
 _MAX_SOURCE_TILES = 3
 _TROUBLE = (
-    ("skipped_samples", "Left out", "samples, for loss spikes"),
+    ("skipped_samples", "Skipped", "samples, for loss spikes"),
     ("nonfinite_steps_total", "Not taken", "steps, not finite"),
 )
 

@@ -23,11 +23,11 @@ _FILES = {
     "config.yaml": "effective configuration",
     "run.json": "code revision, library versions and machine of the first start",
     "metrics.jsonl": "one record per logging step",
-    "evaluation.jsonl": "per evaluation and source: one record of loss and accuracy, one of answers",
-    "samples.jsonl": "texts that the model wrote at evaluations",
-    "needles.jsonl": "what it retrieved from long texts",
-    "events.jsonl": "starts, resumes and what else happened",
-    "time.jsonl": "where the time of the job's attempts went",
+    "evaluation.jsonl": "one record per evaluation and source: loss and accuracy, answers",
+    "samples.jsonl": "samples written at evaluations",
+    "needles.jsonl": "retrieval from long texts",
+    "events.jsonl": "starts, resumes and other events",
+    "time.jsonl": "how the job's attempts spent their time",
     "checkpoints": "checkpoints, one directory per step",
     "tensorboard": "the metrics for TensorBoard",
 }
@@ -53,7 +53,7 @@ def make_tables(run: RunLog, report_dir: Path) -> list[Table]:
 
 
 def training_seconds(metrics: Iterable[Record], *, after_step: int = 0) -> float:
-    """Time spent in the steps past `after_step`; a record speaks for the steps since the one before it."""
+    """Time spent in the steps past `after_step`; a record covers the steps since the previous one."""
     seconds, previous = 0.0, after_step
     for record in metrics:
         seconds += record.get("step_seconds", 0.0) * (record["step"] - previous)
@@ -124,7 +124,7 @@ def _overfitting(run: RunLog) -> Table:
 def _held_out_answers(run: RunLog) -> Table:
     """What the last answers to each source's held-out prompts are like."""
     newest = {record["source"]: record for record in run.evaluations if "num_answers" in record}
-    columns = ("Source", "Step", "Answers", "Ended by themselves", "Well-formed")
+    columns = ("Source", "Step", "Answers", "Stopped", "Well-formed")
     rows = [
         [
             source,
@@ -142,7 +142,7 @@ def _held_out_answers(run: RunLog) -> Table:
 def _compared_with_start(run: RunLog) -> Table:
     """The last evaluation of each source beside the weights that the run started from."""
     newest = {record["source"]: record for record in run.evaluations if "bits_per_byte_at_start" in record}
-    columns = ("Source", "Step", "Starting weights, bits per byte", "Now", "Change")
+    columns = ("Source", "Step", "Initial weights, bits per byte", "Now", "Change")
     rows = [
         [
             source,
@@ -153,8 +153,8 @@ def _compared_with_start(run: RunLog) -> Table:
         ]
         for source, record in newest.items()
     ]
-    note = "On text of the kind that the starting weights were trained on, a change above 0 is what was forgotten."
-    return make_table("Compared with the starting weights", columns, rows, note=note)
+    note = "On text like the initial weights' training data, a change above 0 means forgetting."
+    return make_table("Compared with the initial weights", columns, rows, note=note)
 
 
 def _acceptance(record: Record) -> str:
@@ -191,7 +191,7 @@ def _checkpoints(run: RunLog) -> Table:
         "Written",
         "Training waited",
         "of its time",
-        "Until on the disk, together",
+        "Time until on disk, total",
         "Bandwidth",
     )
     happened = Counter(event["event"] for event in run.events)
@@ -241,7 +241,7 @@ def _kind(event: Record) -> str:
 
 
 def _files(run: RunLog, report_dir: Path) -> Table:
-    columns = (Column("File"), Column("What it holds"), Column("Size", number=True))
+    columns = (Column("File"), Column("Contents"), Column("Size", number=True))
     root = run.directory.root
     top = [p for p in sorted(root.iterdir()) if not p.name.startswith(".") and p != run.directory.report]
     saved = sorted(run.directory.checkpoints.glob("step-*"))

@@ -33,7 +33,7 @@ class RobustWindow:
 
     @property
     def median(self) -> float:
-        """Of the values; NaN if there are none."""
+        """Of the values, or NaN."""
         return float(np.median(self._values)) if self._values else math.nan
 
     def score(self, value: float) -> float:

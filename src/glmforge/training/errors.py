@@ -9,23 +9,23 @@ class DivergedError(GlmforgeError):
 
 
 class Preempted(GlmforgeError):
-    """The run was told to give way; it has been saved and should be started again."""
+    """The run was preempted; it has been saved and should be restarted."""
 
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later
 
 
 class Interrupted(Preempted):
-    """The same, told by a person: no launcher is to start it again."""
+    """The same, by a person: no launcher should restart it."""
 
     exit_code = INTERRUPTED
 
 
 class RollBack(Exception):
-    """Raised by a hook in `on_step_end`, on all ranks alike: go back, and leave out samples of a phase.
+    """Raised by a hook in `on_step_end`, on all ranks alike: go back, and omit samples of a phase.
 
     Attributes:
         phase: name of the phase.
-        first_sample, stop_sample: the samples to leave out.
+        first_sample, stop_sample: the samples to omit.
         before_step: the checkpoint to go back to is of an earlier step than this.
     """
 

@@ -58,7 +58,7 @@ def diagonal_fisher(
 
 
 def _gradients(model: ParallelModel, row: Batch) -> Iterator[tuple[str, Tensor]]:
-    """This rank's parts of the gradient of a row's mean cross-entropy; frees each when the next one is asked for."""
+    """This rank's parts of the gradient of a row's mean cross-entropy; frees each when the next one is requested."""
     batch = GlobalBatch(model, _objective(row), [row.to(model.world.device)])
     model.run(batch.run, 1, batch.shape, num_mtp=0, backward=True)
     model.finish_gradients()

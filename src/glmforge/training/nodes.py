@@ -10,6 +10,6 @@ def check_nodes(config: RunConfig) -> None:
     present, least = LaunchEnvironment.read().num_nodes, config.fault_tolerance.min_nodes
     if present < least:
         raise ConfigError(
-            f"fault_tolerance.min_nodes: {least}, but the launcher started {present}; bring nodes back, or set it to "
+            f"fault_tolerance.min_nodes: {least}, but the launcher started {present}; add nodes, or set it to "
             f"{present} to continue with fewer"
         )

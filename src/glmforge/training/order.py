@@ -1,6 +1,6 @@
 """The order in which hooks are called: declared by each hook, worked out here.
 
-A hook has a priority, and names the hooks of its own or an earlier priority that have to be called before it. Hooks
+A hook has a priority, and names the hooks of its own or an earlier priority that must be called before it. Hooks
 that declare neither keep the order they are given in.
 """
 
@@ -24,7 +24,7 @@ class Priority(IntEnum):
     MEASURE = auto()
     """Measures time: before the others, so that their work is not measured."""
     COMMAND = auto()
-    """Takes what somebody asks of the run."""
+    """Takes commands for the run."""
     COLLECT = auto()
     """Records what a step was like."""
     WRITE = auto()
@@ -76,7 +76,7 @@ def _of_priority(hooks: Sequence[HookT], priorities: dict[str, Priority]) -> lis
         sorter.prepare()
     except CycleError as error:
         names = " -> ".join(f"'{hooks[index].name}'" for index in error.args[1])
-        raise HookOrderError(f"hooks name each other in a circle ({names}); change `after`") from error
+        raise HookOrderError(f"hooks form a cycle ({names}); change `after`") from error
     order: list[HookT] = []
     waiting: list[int] = []
     while sorter.is_active():
@@ -90,7 +90,9 @@ def _of_priority(hooks: Sequence[HookT], priorities: dict[str, Priority]) -> lis
 def _check(hook: Ordered, name: str, priorities: dict[str, Priority]) -> None:
     if name not in priorities:
         there = ", ".join(f"'{known}'" for known in priorities if known != hook.name)
-        raise HookOrderError(f"hook '{hook.name}' comes after '{name}', which this run does not have; it has {there}")
+        raise HookOrderError(
+            f"hook '{hook.name}' comes after '{name}', which this run does not have; available: {there}"
+        )
     if priorities[name] > hook.priority:
         raise HookOrderError(
             f"hook '{hook.name}' comes after '{name}', but its priority {hook.priority.name} is before "

@@ -1,11 +1,11 @@
 """When memory runs out: what there was of it, what the plan had said, and which changes would help.
 
-The same step would fail again on the same layout, so the run ends, with one line for the user and an event for whoever
+The same step would fail again on the same layout, so the run ends, with one line for the user and an event for whatever
 looks at the run afterwards. Weights, gradients and optimizer state are counted from the tensors that this rank holds.
 The rest of what was in use is what a step makes and drops again (on a CPU also the process itself); how that divides
 into activations, gathered weights and so on, only the plan can tell.
 
-A process that the kernel ends for want of memory says nothing: there the kernel's log tells.
+A process that the kernel ends for lack of memory says nothing: there the kernel's log tells.
 """
 
 import logging
@@ -81,7 +81,7 @@ class Shortage:
     def words(self) -> str:
         held = f"weights {gigabytes(self.weights)}, gradients {gigabytes(self.gradients)}"
         held += f", optimizer state {gigabytes(self.optimizer)}"
-        used = f"at most {gigabytes(self.peak)} of {gigabytes(self.capacity)} were in use"
+        used = f"at most {gigabytes(self.peak)} of {gigabytes(self.capacity)} in use"
         return f"rank {self.rank}, phase '{self.phase}', {self.moment}: {held}; {used}"
 
 
@@ -101,17 +101,17 @@ class MemoryWatch:
         layout = resolve_layout(planned, self._world.size)
         place = estimate_memory(planned, layout, stage_of(planned)).places[self._world.rank // layout.stage_ranks]
         changes = helpful_changes(planned, layout.world_size, offload=self._world.device.type == "cuda")
-        told = f"{shortage.words}; planned are {gigabytes(place.peak)} for this rank; {words_of(changes)}"
+        said = f"{shortage.words}; planned are {gigabytes(place.peak)} for this rank; {words_of(changes)}"
         facts = {
             **asdict(shortage),
             "planned": {str(purpose): size for purpose, size in place.at_peak.items()},
             "changes": {change.setting: change.peak for change in changes},
         }
         try:
-            record_event(self._config.output_dir, EVENT, step=step, detail=told, facts=facts)
+            record_event(self._config.output_dir, EVENT, step=step, detail=said, facts=facts)
         except RunFileError as unwritable:
             logger.error("%s", unwritable)
-        return OutOfMemory(f"out of memory: {told}")
+        return OutOfMemory(f"out of memory: {said}")
 
     def _shortage(self, error: BaseException) -> Shortage:
         trainer, device = self.trainer, self._world.device
@@ -128,7 +128,7 @@ class MemoryWatch:
 
 @contextmanager
 def explaining_out_of_memory(config: RunConfig, world: World) -> Iterator[MemoryWatch]:
-    """Around whatever a run does: memory that runs out there is an event of the run, and an `OutOfMemory`."""
+    """Around everything a run does: running out of memory there is an event of the run, and an `OutOfMemory`."""
     watch = MemoryWatch(config, world)
     try:
         yield watch
@@ -141,8 +141,8 @@ def explaining_out_of_memory(config: RunConfig, world: World) -> Iterator[Memory
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether memory ran out, a GPU's or the host's. (Pipelines wrap what a stage raises.)"""
     while error is not None:
-        told = isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _PHRASES)
-        if told or isinstance(error, torch.OutOfMemoryError | MemoryError):
+        said = isinstance(error, RuntimeError) and any(phrase in str(error) for phrase in _PHRASES)
+        if said or isinstance(error, torch.OutOfMemoryError | MemoryError):
             return True
         error = error.__cause__
     return False

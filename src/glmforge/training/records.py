@@ -1,15 +1,15 @@
 """Which steps have a record, and which records tell more than others; the same on all ranks.
 
-Records are for reading, and most of their bytes come once per layer. So a run has at most so many of them with lists
+Records are for reading, and most of their bytes come once per layer. So a run has at most this many of them with lists
 per layer, and far fewer with the load of every expert.
 """
 
 from glmforge.training.trainer import Trainer
 
 LAYER_RECORDS = 10_000
-"""At most so many records of a run tell of every layer: one a quarter of an hour in a run of months."""
+"""At most this many records of a run have per-layer values: one a quarter of an hour in a run of months."""
 EXPERT_LOAD_RECORDS = 20
-"""And so many carry the whole table of expert loads: enough for a picture, small on disk."""
+"""And this many have the whole table of expert loads: enough for a picture, small on disk."""
 
 
 def has_record(trainer: Trainer) -> bool:
@@ -18,7 +18,7 @@ def has_record(trainer: Trainer) -> bool:
 
 
 def is_one_of(trainer: Trainer, num_records: int) -> bool:
-    """Whether what so many records of the run are to have goes into the one of this step.
+    """Whether this step's record is among the given number of records that get these values.
 
     In a run of unknown length that many of the first records have it, and then ever fewer.
     """

@@ -1,4 +1,4 @@
-"""What a run leaves out since a loss spike, kept beside its checkpoints.
+"""What a run omits since a loss spike, kept beside its checkpoints.
 
 The run goes back to a checkpoint that does not know of the spike yet. If it is killed before the next one, only this
 file keeps it from running into the same batches again.
@@ -29,5 +29,5 @@ def recall_skipped(root: Path) -> tuple[dict[str, list[Range]], int]:
         return {}, 0
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFileError(
-            f"{path}: cannot be understood ({error}); restore it, or delete it to forget the skipped samples"
+            f"{path}: unreadable ({error}); restore it, or delete it to forget the skipped samples"
         ) from error

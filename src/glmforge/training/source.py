@@ -48,9 +48,9 @@ class Position:
     """How far a source is, in the numbers that checkpoints, records and reports share.
 
     Attributes:
-        tokens: consumed so far; what is left out counts as if it had been trained on.
+        tokens: consumed so far; what is omitted counts as if it had been trained on.
         samples: per phase, samples that are behind: the next batch of the phase begins there.
-        skipped: per phase, samples that are left out, in ascending order and apart from each other.
+        skipped: per phase, samples that are omitted, in ascending order and apart from each other.
     """
 
     tokens: int = 0
@@ -58,11 +58,11 @@ class Position:
     skipped: Mapping[str, Sequence[Range]] = field(default_factory=dict)
 
     def after(self, phase: str, stop: int, tokens: int) -> "Position":
-        """Once the samples of a phase before `stop`, of so many tokens more, are behind."""
+        """Once the samples of a phase before `stop`, of this many tokens more, are behind."""
         return replace(self, tokens=self.tokens + tokens, samples={**self.samples, phase: stop})
 
     def leaving_out(self, skipped: Mapping[str, Sequence[Range]]) -> "Position":
-        """The same with these samples left out too; overlapping ranges are merged."""
+        """The same with these samples omitted too; overlapping ranges are merged."""
         both = {name: [*self.skipped.get(name, ()), *skipped.get(name, ())] for name in {**self.skipped, **skipped}}
         return replace(self, skipped={name: _merged(ranges) for name, ranges in both.items() if ranges})
 
@@ -117,7 +117,7 @@ class BatchSource(Protocol):
         ...
 
     def leave_out(self, skipped: Mapping[str, Sequence[Range]]) -> None:
-        """Give no batch that touches these samples of each phase from now on, besides those already left out."""
+        """Give no batch that touches these samples of each phase from now on, besides those already omitted."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -149,8 +149,8 @@ class BatchSource(Protocol):
         """
         if any(files):
             raise CheckpointError(
-                "the checkpoint holds state files of its source of batches, and this run's source takes none; resume "
-                "with the stage that saved it, or begin a new run from its weights (init_from)"
+                "the checkpoint has state files of its batch source, but this run's source loads none; resume with "
+                "the stage that saved it, or start a new run from its weights (init_from)"
             )
 
     @property

@@ -15,7 +15,7 @@ class TrainState:
         samples: per phase, the position in its order of samples.
         nonfinite_steps: consecutive steps that were skipped for a non-finite loss or gradient.
         total_nonfinite_steps: all of them.
-        skipped: per phase, samples that are left out since a loss spike.
+        skipped: per phase, samples that are omitted since a loss spike.
         rollbacks: how often the run went back to before a spike.
         stopped: why the run has ended before its source did, None if it has not.
         finished: whether the source is known to have no further batch; not kept in checkpoints, as a source may be

@@ -28,11 +28,11 @@ class StepResult:
         losses: mean of each loss term over the global batch.
         grad_norm: of the whole gradient, before clipping.
         finite: whether everything was; if not, nothing was updated.
-        counts_LE, dropped_LE: tokens per expert, and those dropped for want of capacity (int64).
+        counts_LE, dropped_LE: tokens per expert, and those dropped for lack of capacity (int64).
         mean_attended_length: sum of squared document lengths over their sum (float64 scalar).
         metrics: what else was summed over all ranks, float64 on the host: the objective's metrics, and vectors that
             hooks have added to the step's `Reducer`.
-        votes: what some rank has asked for; see `glmforge.training.votes`.
+        votes: what some rank has requested; see `glmforge.training.votes`.
         lr: the learning rate.
         samples, tokens: the samples of the global batch and their tokens; added by the trainer, like what follows.
         seconds: of wall time, from asking for the batch to the end of the update, hooks excluded.
@@ -57,7 +57,7 @@ class StepResult:
 
     @property
     def main_loss(self) -> float:
-        """The mean of the objective's first term: what is watched for spikes, whatever it is called."""
+        """The mean of the objective's first term: what is watched for spikes, under any name."""
         return next(iter(self.losses.values()))
 
 

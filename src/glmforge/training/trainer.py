@@ -2,7 +2,7 @@
 
 The loop knows nothing of logging, evaluation or checkpoints, and nothing of where batches come from. Hooks are small
 stateful objects that are called around it; what they keep must survive in their `state_dict`, so a resumed run goes on
-as if it had never stopped. Two things hooks can ask of the loop: to go back (`RollBack`), and to end (the votes
+as if it had never stopped. Hooks can request two things from the loop: to go back (`RollBack`), and to end (the votes
 "preempt", "interrupt" and "stop").
 """
 
@@ -39,7 +39,7 @@ class Hook:
     Attributes:
         name: what other hooks and messages call it.
         priority: when it is called, compared with other hooks.
-        after: names of hooks, of its own or an earlier priority, that have to be called before it.
+        after: names of hooks, of its own or an earlier priority, that must be called before it.
         state_key: under which its state is kept in checkpoints; its name unless it says otherwise.
         metric_rows: of the metrics that it records, besides those of every run.
     """
@@ -75,7 +75,7 @@ class Hook:
     def restore(self, trainer: "Trainer", before_step: int) -> bool:
         """Take the run back to before a step, from what this hook has kept; False if it keeps nothing of then.
 
-        What the run leaves out is in `trainer.state` already, and must not be lost if the process ends now.
+        What the run omits is in `trainer.state` already, and must not be lost if the process ends now.
         """
         return False
 
@@ -157,7 +157,7 @@ class Trainer:
         config: the run. The trainer itself reads its name, seed, gradient clipping and regularisation, and how many
             steps may fail; hooks read more.
         backend: carries out the steps.
-        source: what `fit` trains on; may be left out where only `step` is called.
+        source: what `fit` trains on; may be omitted where only `step` is called.
         hooks: called in the order that they declare; see `glmforge.training.order`.
         bus: where what is recorded goes; without sinks if none is given.
         extra_models: by name, models that take a step of their own after the main one's. Checkpoints hold them;
@@ -197,9 +197,9 @@ class Trainer:
         self._ends = False
 
     def fit(self) -> TrainState:
-        """Train to the end of the source, or until told to end; returns the final state.
+        """Train to the end of the source, or until asked to stop; returns the final state.
 
-        Raises `DivergedError` if it cannot go on, `Preempted` if it was told to give way (by a person:
+        Raises `DivergedError` if it cannot go on, `Preempted` if it was preempted (by a person:
         `Interrupted`).
         """
         with self.running():
@@ -213,12 +213,12 @@ class Trainer:
     @property
     def phase(self) -> Phase:
         """How the last batch was trained on, or is being; there is none before the first step."""
-        assert self._phase is not None, "no step has been taken"
+        assert self._phase is not None, "no step was run"
         return self._phase
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Around the steps of a run: hooks are told that it starts and, unless it fails, that it ends."""
+        """Around the steps of a run: hooks are notified of its start and, unless it fails, of its end."""
         for backend in self._backends:
             backend.train()
         try:
@@ -240,7 +240,7 @@ class Trainer:
 
         Raises:
             DivergedError: too many steps in a row were not finite.
-            Preempted: a rank was told to give way; the hooks have saved.
+            Preempted: a rank was preempted; the hooks have saved.
             RollBack: a hook asks to go back, which `fit` does.
         """
         started, data_ranks = time.perf_counter(), self.world.layout.data_ranks
@@ -301,7 +301,7 @@ class Trainer:
         self.bus.write(Kind.EVENT, event_record(event, step=self.state.step if step is None else step, detail=detail))
 
     def leave_out(self, skipped: Mapping[str, Sequence[Range]], rollbacks: int) -> None:
-        """Leave out these samples of each phase, besides those already left out; `rollbacks` had them found."""
+        """Leave out these samples of each phase, besides those already omitted; `rollbacks` had them found."""
         self.state.rollbacks = max(rollbacks, self.state.rollbacks)
         self.source.leave_out(skipped)
         self.state.move_to(self.source.position)
@@ -344,10 +344,12 @@ class Trainer:
         self._check_divergence()
         if "interrupt" in result.votes:
             raise Interrupted(
-                f"{self.config.name}: interrupted after step {self.state.step:,}; saved, the same command resumes there"
+                f"{self.config.name}: interrupted after step {self.state.step:,}; saved, run it again to resume"
             )
         if "preempt" in result.votes:
-            raise Preempted(f"{self.config.name}: preempted after step {self.state.step:,}; saved, start it again")
+            raise Preempted(
+                f"{self.config.name}: preempted after step {self.state.step:,}; saved, run it again to resume"
+            )
         self._ends = "stop" in result.votes
 
     def _on_gradients(self) -> None:
@@ -368,7 +370,7 @@ class Trainer:
         left = self.state
         if not any(hook.restore(self, back.before_step) for hook in self.hooks):
             raise DivergedError(
-                f"step {left.step}: the loss spiked before there was a checkpoint to go back to; lower optim.lr, or "
+                f"step {left.step}: the loss spiked before the first checkpoint to roll back to; lower optim.lr, or "
                 "save more often (checkpoint.ephemeral_every_steps)"
             )
         self.leave_out(left.skipped, left.rollbacks)
@@ -380,15 +382,15 @@ class Trainer:
         if self.state.nonfinite_steps > allowed:
             raise DivergedError(
                 f"step {self.state.step}: loss or gradient is not finite (skipped {self.state.nonfinite_steps} in a "
-                f"row, fault_tolerance.max_nonfinite_steps = {allowed}); lower optim.lr, or look at the batch"
+                f"row, fault_tolerance.max_nonfinite_steps = {allowed}); lower optim.lr, or check the batch"
             )
 
 
 def _check_extra(name: str, model: ExtraModel, data_ranks: int) -> None:
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in RESERVED_PREFIXES:
-        raise ValueError(f"extra_models: '{name}' cannot name a model; use lower-case letters, such as critic")
+        raise ValueError(f"extra_models: '{name}' is not a valid model name; use lower-case letters, such as critic")
     if model.backend.world.layout.data_ranks != data_ranks:
         raise ValueError(
-            f"extra_models: '{name}' is on {model.backend.world.layout.data_ranks} data ranks and the main model on "
-            f"{data_ranks}; both train on the same batches, so set parallel alike"
+            f"extra_models: '{name}' is on {model.backend.world.layout.data_ranks} data ranks, but the main model on "
+            f"{data_ranks}; both train on the same batches, so use the same parallel settings"
         )

@@ -24,7 +24,7 @@ class Ballot:
         self._votes.add(name)
 
     def take(self) -> frozenset[str]:
-        """What has been asked for since the last call."""
+        """What has been requested since the last call."""
         taken = frozenset(self._votes)
         self._votes -= taken  # a signal may cast another vote at the same time
         return taken
@@ -36,5 +36,5 @@ def to_counts(votes: Collection[str]) -> list[float]:
 
 
 def from_counts(counts: Sequence[float]) -> frozenset[str]:
-    """What some rank has asked for."""
+    """What some rank has requested."""
     return frozenset(name for name, count in zip(VOTES, counts, strict=True) if count)

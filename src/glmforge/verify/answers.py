@@ -28,7 +28,7 @@ _THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\})(?=\d{3}(?!\d))")
 
 
 def final_answer(reply: str) -> str | None:
-    """The final answer of a reply, or None where there is none."""
+    """The final answer of a reply, or None."""
     text = reply.rpartition("</think>")[2]
     start = text.rfind(_BOXED)
     if start >= 0:

@@ -11,8 +11,8 @@ All of it but one part may be missing. Space between tags does not matter, as it
 format. All else does: what is not closed, stands in the wrong place or is written twice is malformed, and an agent that
 was sent such a reply would act on half of it.
 
-The format quotes nothing. A value that spells a tag of the format cannot be told from one whose end is missing, and is
-taken for that.
+The format quotes nothing. A value that spells a tag of the format cannot be distinguished from one whose end is
+missing, and is taken for that.
 """
 
 import json
@@ -81,7 +81,7 @@ def reply_message(text: str) -> dict[str, Any]:
 
 
 def argument_value(text: str) -> Any:
-    """The value of an argument whose type is not known: what its JSON says, or the text where it is none."""
+    """The value of an argument whose type is not known: what its JSON says, or the text if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -98,14 +98,14 @@ def _tool_calls(text: str, place: int) -> tuple[ToolCall, ...]:
         place = _read_arguments(text, opening.end(), call)
         closing = _CLOSING.match(text, place)
         if closing is None:
-            raise MalformedReply(f"tool call {call.name!r} is not closed, or has something else than arguments in it")
+            raise MalformedReply(f"tool call {call.name!r} is not closed, or contains something other than arguments")
         place = closing.end()
         calls.append(call)
     rest = text[place:].strip()
     if rest.startswith("<tool_call>"):
-        raise MalformedReply("a tool call does not begin with a line that is its name")
+        raise MalformedReply("a tool call does not start with a line containing its name")
     if rest:
-        raise MalformedReply(f"after the tool calls stands {rest[:40]!r}")
+        raise MalformedReply(f"unexpected text after the tool calls: {rest[:40]!r}")
     return tuple(calls)
 
 
@@ -115,7 +115,7 @@ def _read_arguments(text: str, place: int, call: ToolCall) -> int:
         key, place = argument
         given = _enclosed(text, place, "arg_value")
         if given is None:
-            raise MalformedReply(f"tool call {call.name!r} has argument {key!r} without a value, or one without an end")
+            raise MalformedReply(f"tool call {call.name!r} has argument {key!r} without a value or end")
         value, place = given
         _refuse_tags(key, f"the name of an argument of tool call {call.name!r}")
         _refuse_tags(value, f"argument {key!r} of tool call {call.name!r}")
@@ -138,4 +138,4 @@ def _enclosed(text: str, place: int, tag: str) -> tuple[str, int] | None:
 
 def _refuse_tags(text: str, where: str) -> None:
     if tag := _TAG.search(text):
-        raise MalformedReply(f"{where} holds the tag {tag[0]}")
+        raise MalformedReply(f"{where} contains the tag {tag[0]}")

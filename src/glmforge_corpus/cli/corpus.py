@@ -15,7 +15,7 @@ def run(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides of the file's values, by dotted key.")
     ] = None,
-    executor: Annotated[str, typer.Option(help="Where tasks run: local, slurm or ray.")] = "local",
+    executor: Annotated[str, typer.Option(help="Executor: local, slurm or ray.")] = "local",
     redo: RedoOption = False,
 ) -> None:
     """Run a corpus pipeline: extract, clean, deduplicate, report. A killed run continues where it stopped.
@@ -37,7 +37,9 @@ def run(
 def extract(
     recall_first: Annotated[
         bool,
-        typer.Option("--recall-first", help="Web pages: keep all running text and comments, not only the main part."),
+        typer.Option(
+            "--recall-first", help="Web pages: keep all running text and comments, not only the main content."
+        ),
     ] = False,
 ) -> Stages:
     """Convert raw files to documents and repair their Unicode; list what cannot be read in quarantine.jsonl.
@@ -54,7 +56,7 @@ def extract(
 @pipeline_command
 def clean(
     quality_threshold: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Remove documents with a lower quality score (0 to 1).")
+        float | None, typer.Option(min=0, max=1, help="Remove documents with a quality score below this (0 to 1).")
     ] = None,
     quality_model: Annotated[
         Path | None, typer.Option(help="Model of 'train-quality'; by default, a heuristic on text statistics.")
@@ -98,26 +100,26 @@ _RULES = ["gopher_quality", "gopher_repetition", "c4", "fineweb", "code"]
 @pipeline_command
 def dedup(
     threshold: Annotated[
-        float, typer.Option(help="Jaccard similarity of shingles from which two documents are duplicates.")
+        float, typer.Option(help="Jaccard similarity of shingles above which two documents are duplicates.")
     ] = 0.85,
     shingle: Annotated[
         str,
         typer.Option(
             metavar="mixed-5",
-            help="What is compared: word-N, character-N, or mixed-N: words, and letters in scripts without spaces.",
+            help="Shingles: word-N, character-N, or mixed-N (words; letters in scripts without spaces).",
         ),
     ] = "mixed-5",
     check_only: Annotated[bool, typer.Option("--check-only", help="Report duplicates; remove nothing.")] = False,
     keep: Annotated[
         str,
-        typer.Option(help="Which copy to keep: first, longest, or a score's name: keep the highest."),
+        typer.Option(help="Copy to keep: first, longest, or a score name (keep the highest)."),
     ] = "first",
     against: Annotated[
         list[Path] | None,
-        typer.Option(help="Output of an earlier 'dedup --index': also remove what occurs there. Repeatable."),
+        typer.Option(help="Output of an earlier 'dedup --index': also remove its documents. Repeatable."),
     ] = None,
     index: Annotated[
-        bool, typer.Option("--index", help="Store what later runs need to deduplicate against this one.")
+        bool, typer.Option("--index", help="Store an index, so that later runs can deduplicate against this one.")
     ] = False,
 ) -> Stages:
     """Remove exact and near-duplicate documents.

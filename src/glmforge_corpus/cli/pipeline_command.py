@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 RedoOption = Annotated[
     bool,
-    typer.Option("--redo", help="Discard finished work that was made with other options, instead of refusing to run."),
+    typer.Option("--redo", help="Discard finished work from other options, instead of refusing to run."),
 ]
 
 
@@ -91,14 +91,13 @@ def pipeline_command(stages_of: Callable[..., Stages]) -> Callable[..., None]:
         out: Annotated[
             Path,
             typer.Option(
-                help="Output directory: documents/, report.html, quarantine.jsonl. The same command continues "
-                "an interrupted run."
+                help="Output directory: documents/, report.html, quarantine.jsonl. Run the command again to resume."
             ),
         ],
         text_field: TextFieldOption = "text",
         id_field: Annotated[
             str | None,
-            typer.Option(help="JSON field or Parquet column that holds the id; by default, made of file and line."),
+            typer.Option(help="JSON field or Parquet column with the ID; default: from file and line."),
         ] = None,
         metadata: Annotated[
             str,
@@ -151,4 +150,4 @@ def run_and_report(pipeline: "Pipeline", executor: str = "local", *, redo: bool 
     for line in outcome(report, pipeline.output, page):
         typer.echo(line)
     if not report["stages"][-1]["statistics"]["written"]["documents"]:
-        raise DataError(f"{pipeline.output}: no documents are left: {page} shows what removed them")
+        raise DataError(f"{pipeline.output}: no documents remain; {page} shows what removed them")

@@ -39,10 +39,10 @@ def _trainer(what: str, *, positives: tuple[str, str], negatives: tuple[str, str
         ] = 0.1,
         seed: Annotated[int, typer.Option(min=0, help="Seed of the split, the hash and the training order.")] = 0,
         high_precision: Annotated[
-            float, typer.Option(min=0, max=1, help="Precision on held-out documents at which bucket 'high' starts.")
+            float, typer.Option(min=0, max=1, help="Precision on held-out documents that defines bucket 'high'.")
         ] = 0.95,
         low_recall: Annotated[
-            float, typer.Option(min=0.01, max=1, help="Share of held-out positives that must lie above bucket 'low'.")
+            float, typer.Option(min=0.01, max=1, help="Fraction of held-out positives that must be above bucket 'low'.")
         ] = 0.95,
         passes: Annotated[int, typer.Option(min=1, help="Passes over the documents.")] = 5,
         bits: Annotated[int, typer.Option(min=10, max=26, help="The model has 2^BITS weights.")] = 20,
@@ -52,10 +52,10 @@ def _trainer(what: str, *, positives: tuple[str, str], negatives: tuple[str, str
         ] = 0,
         text_field: TextFieldOption = "text",
         positive_text_field: Annotated[
-            str | None, typer.Option(f"--{wanted}-text-field", help=f"Text field of --{wanted}, if another.")
+            str | None, typer.Option(f"--{wanted}-text-field", help=f"Text field of --{wanted}, if different.")
         ] = None,
         negative_text_field: Annotated[
-            str | None, typer.Option(f"--{unwanted}-text-field", help=f"Text field of --{unwanted}, if another.")
+            str | None, typer.Option(f"--{unwanted}-text-field", help=f"Text field of --{unwanted}, if different.")
         ] = None,
         on_error: OnErrorOption = OnError.stop,
         force: ForceOption = False,
@@ -132,7 +132,7 @@ def _texts(sides: tuple[Corpus, Corpus], show: Show) -> tuple[Iterator[str], Ite
 def _print_report(
     console: Console, out: Path, seeds: "Seeds", report: "TrainingReport", rule: tuple[float, float]
 ) -> None:
-    left_out = f"left out: {seeds.repeated:,} repeated, {seeds.conflicting:,} with both labels"
+    left_out = f"skipped: {seeds.repeated:,} repeated, {seeds.conflicting:,} with both labels"
     console.print(f"{report.num_positive:,} positive, {report.num_negative:,} negative documents ({left_out})")
     rows = table("probability at least", "precision", "recall", "F1", "kept")
     for row in report.figures:
@@ -140,7 +140,7 @@ def _print_report(
         rows.add_row(f"{row.threshold:.2f}", *numbers, f"{row.kept:.1%}")
     print_table(f"{report.num_held_out:,} held-out documents, AUC {report.auc:.4f}", rows, console)
     low, high = report.low, report.high
-    console.print(f"bucket high: from {high.threshold:.4f}, precision {high.precision:.3f} (asked: {rule[0]})")
+    console.print(f"bucket high: from {high.threshold:.4f}, precision {high.precision:.3f} (target: {rule[0]})")
     console.print(
         f"bucket low: below {low.threshold:.4f}, {1 - low.recall:.1%} of positives (at most {1 - rule[1]:.1%})"
     )

@@ -64,8 +64,8 @@ def problems(
     )
     if report["written"] < count:
         console.print(
-            f"{count - report['written']:,} fewer than asked for: these families and levels do not have enough "
-            "different problems: add families or levels",
+            f"{count - report['written']:,} fewer than requested: these families and levels have too few different "
+            "problems; add families or levels",
             soft_wrap=True,
         )
 
@@ -122,7 +122,7 @@ def _server(
 
 def _sampling(
     model: Annotated[str, typer.Option(help="The model's name on the server.")],
-    questions_per_document: Annotated[int, typer.Option(min=1, help="Questions to make from each document.")] = 3,
+    questions_per_document: Annotated[int, typer.Option(min=1, help="Questions to generate per document.")] = 3,
     samples: Annotated[int, typer.Option(min=1, help="Solutions per question.")] = 4,
     temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature.")] = 0.8,
     top_p: Annotated[float, typer.Option(min=0.0, max=1.0, help="Nucleus sampling probability.")] = 0.95,
@@ -166,13 +166,13 @@ def generate(
     ] = False,
     trust_answers: Annotated[
         bool,
-        typer.Option("--trust-answers", help="Judge by the answers generated with the questions, not by vote."),
+        typer.Option("--trust-answers", help="Judge by the answers generated with the questions, instead of by vote."),
     ] = False,
     require_thinking: Annotated[
-        bool, typer.Option("--require-thinking", help="Reject replies without thinking.")
+        bool, typer.Option("--require-thinking", help="Reject replies without reasoning.")
     ] = False,
     agreement: Annotated[
-        float, typer.Option(help="Where no answer is known: share of the votes that an answer must exceed.")
+        float, typer.Option(help="Without a known answer: fraction of the votes that an answer must exceed.")
     ] = 0.5,
 ) -> None:
     """Ask a served model for questions and solutions, and keep what passes the checks.
@@ -192,7 +192,7 @@ def generate(
     console = Console()
     items, unreadable = read_inputs(documents or [], questions, text_field)
     for problem in unreadable[:5]:
-        console.print(f"left out: {problem}", soft_wrap=True, markup=False)
+        console.print(f"skipped: {problem}", soft_wrap=True, markup=False)
     with work_progress("asking", 100) as show:
         progress, how = _shown_by(show), (server, sampling, rules)
         report = run(items, out, *how, trust_answers=trust_answers, only_questions=only_questions, progress=progress)
@@ -218,7 +218,7 @@ def _print_report(console: Console, out: Path, report: dict[str, Any], num_unrea
     else:
         console.print(f"{out}: {counted(report['questions'], 'question')}", soft_wrap=True)
     if num_unreadable:
-        console.print(f"{num_unreadable:,} inputs could not be read and were left out", soft_wrap=True)
+        console.print(f"{num_unreadable:,} unreadable inputs were skipped", soft_wrap=True)
     cost = report["cost"]
     if cost["spent"]:
         console.print(f"cost: {cost['spent']:,.4f}" + (f" of at most {cost['cap']:,.4f}" if cost["cap"] else ""))

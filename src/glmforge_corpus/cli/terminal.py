@@ -48,7 +48,7 @@ def step_progress(console: Console | None = None) -> "Iterator[Callable[[StepPro
     try:
         yield show
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("run the same command again and it continues from here") from None
+        raise KeyboardInterrupt("run it again to resume") from None
     finally:
         if bars.live.is_started:
             bars.stop()
@@ -117,10 +117,10 @@ def _lines(stage: dict[str, Any]) -> Iterator[str]:
 
 _TELLING = ("exact", "minhash", "substring", "semantic", "decontaminate", "hold_out", "repeat", "augment")
 _ADVICE = {
-    "minhash: documents too short to judge": "too short to judge: with one word changed in the middle a copy is below "
-    "the threshold; lower the threshold or n to find such copies"
+    "minhash: documents too short to judge": "too short to judge: changing one word in the middle of a copy puts it "
+    "below the threshold; lower the threshold or n to find such copies"
 }
-"""Counts that are told in a sentence of their own."""
+"""Counts that are reported in their own sentence."""
 
 _NAMED_REASONS = 4
 

@@ -11,8 +11,8 @@ least half of its words, and no fewer than 13, as in PaLM (arXiv:2204.02311: 70 
 holds when words were changed here and there so that no 13 are left in a row. N-grams have 6 words here: measured,
 they find nine in ten copies with a tenth of their words edited where those of 8 find 84 %, and no more in clean text;
 with 5, solutions of one pattern are taken for each other. *Edited*: a short item stands there with at most a fifth of
-its words replaced, left out or added (`edited_passages.py`). Words are compared without case, punctuation and accents
-(`normalised_words.py`); n-grams that prove nothing are left out (`passage_index.py`).
+its words replaced, omitted or added (`edited_passages.py`). Words are compared without case, punctuation and accents
+(`normalised_words.py`); n-grams that prove nothing are omitted (`passage_index.py`).
 """
 
 import functools
@@ -48,17 +48,19 @@ class Matching(Strict):
     """When a text is said to hold an item."""
 
     run_words: int = Field(
-        default=13, ge=2, description="consecutive words that prove contamination; shorter items must occur whole"
+        default=13,
+        ge=2,
+        description="consecutive words that count as contamination; shorter items must occur completely",
     )
     seed_words: int = Field(default=6, ge=2, le=32, description="words per n-gram in the search for runs and shares")
     min_words: int = Field(
-        default=8, ge=1, description="items with fewer words are not searched for: many texts contain them by chance"
+        default=8, ge=1, description="shorter items are not searched for, since many texts contain them by chance"
     )
     share: float = Field(
         default=0.5,
         gt=0,
         le=1,
-        description="share of an item's words, in n-grams shared with one stretch of text, that proves contamination",
+        description="fraction of an item's words, in n-grams shared with one passage, that counts as contamination",
     )
     edited: float = Field(
         default=0.2,
@@ -69,10 +71,10 @@ class Matching(Strict):
     common_items: int = Field(
         default=10,
         ge=1,
-        description="n-grams that occur in more items than this count as boilerplate and prove nothing",
+        description="n-grams in more items than this count as boilerplate and are ignored",
     )
     ignore: Annotated[tuple[YamlPath, ...], Field(strict=False)] = Field(
-        default=(), description="text files whose n-grams prove nothing: licences, famous texts that items quote"
+        default=(), description="text files whose n-grams are ignored: licences, famous texts that items quote"
     )
 
     def check(self) -> None:
@@ -191,8 +193,8 @@ class Contamination:
         if not any(summary.num_searchable for summary in summaries):
             names = ", ".join(summary.name for summary in summaries)
             raise DataError(
-                f"evaluation sets {names}: no item has {matching.min_words} words that are evidence: list longer "
-                "fields under 'fields', or lower min_words"
+                f"evaluation sets {names}: no item has {matching.min_words} searchable words; list longer fields "
+                "under 'fields', or lower min_words"
             )
         named = [(passage.item, passage.field) for passage in passages]
         return Contamination(matching, items, named, index, edited, run, least, summaries)

@@ -2,7 +2,7 @@
 
 A question of 15 words with one of them changed has no run of 13 words left, and its 6-grams cover fewer words than
 would be proof. Such passages, up to `MAX_WORDS`, are looked for by 4-grams, and every candidate is aligned with the
-text: the fewest words to be replaced, left out or added (Levenshtein distance, over words, with free ends in the text;
+text: the fewest words to be replaced, omitted or added (Levenshtein distance, over words, with free ends in the text;
 Sellers, 1980) must be no more than `edits` of the passage's words. 4-grams of many passages are not indexed, so that
 what instructions have in common ("Write a function to find ...") suggests nothing, and the number of edits allowed is a
 share of the words that indexed 4-grams hold: two tasks that differ in the one word that counts are two tasks.
@@ -39,7 +39,7 @@ class EditedPassages:
         index: of the 4-grams of the passages that are short; the others are there, without any.
         hashes, word_offsets: words of all passages.
         edits: `[p]` words that may differ; 0: it must stand there whole; -1: it is not looked for.
-        fewest: `[p]` 4-grams that a copy with so many edits has at least.
+        fewest: `[p]` 4-grams that a copy with this many edits has at least.
     """
 
     index: PassageIndex

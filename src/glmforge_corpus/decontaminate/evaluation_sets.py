@@ -2,7 +2,7 @@
 
 Files of JSON lines (plain, gzip, Zstandard), JSON (an array, or an object that holds one, as BIG-Bench's), CSV (with a
 header, or in the form of MMLU's), Parquet, and zip archives and directories of these. Which fields are searched for is
-told by name, or by what the records have: see `AUTO_FIELDS`.
+recognised by name, or by the records' fields: see `AUTO_FIELDS`.
 """
 
 import csv
@@ -32,7 +32,7 @@ QUESTION_FIELDS = (
 ANSWER_FIELDS = ("solution", "answer")
 PROGRAM_FIELDS = ("code", "canonical_solution", "program")
 AUTO_FIELDS = (QUESTION_FIELDS, ANSWER_FIELDS, PROGRAM_FIELDS)
-"""Without `fields`, the first name of each line that records have, in whatever case. A question with choices is tried
+"""Without `fields`, the first name of each line that records have, in any case. A question with choices is tried
 with them, too. Passages that questions are about (SQuAD's `context`) are texts of the web, and not searched for."""
 
 CHOICE_FIELDS = ("choices", "options", "endings", "A+B+C+D", "sol1+sol2", "option1+option2")
@@ -51,8 +51,8 @@ class EvaluationSet(Strict):
     path: YamlPath = Field(description="file (.jsonl[.gz|.zst], .json, .csv, .parquet, .zip of these) or directory")
     fields: Annotated[tuple[str, ...], Field(strict=False)] = Field(
         default=(),
-        description="fields to search for, each by itself; 'question+choices' joins two, and is used for items whose "
-        "single fields are too short; empty: chosen from the fields that the records have",
+        description="fields to search for, each separately; 'question+choices' joins two, for items whose single "
+        "fields are too short; empty: chosen from the records' fields",
     )
 
 
@@ -88,9 +88,9 @@ def read_items(evaluation_set: EvaluationSet) -> list[Item]:
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zstandard.ZstdError, pa.ArrowException) as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(f"{path}: not readable as an evaluation set ({error}): is the file whole?") from error
+        raise DataError(f"{path}: not readable as an evaluation set ({error}); is the file complete?") from error
     if not items:
-        raise DataError(f"{path}: evaluation set '{evaluation_set.name}' has no items: give {KINDS} that has some")
+        raise DataError(f"{path}: evaluation set '{evaluation_set.name}' has no items; pass {KINDS} with items")
     return items
 
 

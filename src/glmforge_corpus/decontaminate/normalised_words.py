@@ -1,7 +1,7 @@
 """Words of a text as a comparison sees them: lower-case, without punctuation, accents or width, found in raw UTF-8.
 
 A word is a run of letters and digits. Punctuation, symbols, spaces and line ends separate words, however many there
-are of them; apostrophes and invisible characters are left out ("don't" and "dont" are one word). Letters are folded
+are of them; apostrophes and invisible characters are omitted ("don't" and "dont" are one word). Letters are folded
 by a table made of Unicode's own data: case, accents (NFKD), full-width and mathematical forms. In scripts that put no
 spaces between words (`words/characters.py`), every character is a word.
 

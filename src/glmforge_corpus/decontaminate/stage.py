@@ -74,8 +74,8 @@ class Decontaminate(Stage):
     )
     action: Action = Field(
         default="remove_document",
-        description="what happens to a document that contains an item: remove_document, remove_passage (with `margin` "
-        "around it), or report only",
+        description="action for documents that contain an item: remove_document, remove_passage (with `margin` "
+        "around it), or report",
     )
     matching: Matching = Field(default=Matching(), description="what counts as containing an item")
     margin: int = Field(
@@ -97,9 +97,9 @@ class Decontaminate(Stage):
         names = Counter(one.name for one in self.against)
         twice = [name for name, count in names.items() if count > 1]
         if twice:
-            raise DataError(f"against: the name '{twice[0]}' occurs twice: give each evaluation set its own")
+            raise DataError(f"against: the name '{twice[0]}' occurs twice; give each evaluation set its own name")
         for one in self.against:
-            read_items(one)  # a wrong file is told before the corpus is read, not after
+            read_items(one)  # a wrong file is reported before the corpus is read, not after
         self.matching.check()
         return self
 

@@ -41,7 +41,9 @@ def write_keys(directory: Path, keys: NDArray[np.uint64], has_shingles: NDArray[
         DataError: the shard has more documents than a row number can tell apart.
     """
     if len(keys) > 1 << ROW_BITS:
-        raise DataError(f"a shard of {len(keys):,} documents: {1 << ROW_BITS:,} are the maximum: use smaller shards")
+        raise DataError(
+            f"a shard of {len(keys):,} documents; at most {1 << ROW_BITS:,} are supported; use smaller shards"
+        )
     rows = np.flatnonzero(has_shingles).astype(np.uint64)
     packed = (keys[has_shingles] & ~_ROW_MASK | rows[:, None]).ravel()
     _sort_upper_bits(packed, np.empty_like(packed))

@@ -70,7 +70,7 @@ def removed(clusters: Clusters, weights: NDArray[np.float64], num_old: int) -> N
         clusters: what `join` made.
         weights: `[m]` of each member; NaN counts as least.
         num_old: shards below this number belong to an index: their texts are in the corpus already, so that nothing
-            new of their clusters stays, whatever it weighs.
+            new of their clusters stays, whatever its score.
     """
     weights = np.where(np.isnan(weights), -np.inf, weights)
     is_old = clusters.members < np.uint64(num_old << 32)

@@ -40,7 +40,7 @@ class EmbedderOptions(Strict):
     embedder: str = Field(
         default=LEXICAL,
         min_length=1,
-        description="'lexical' (words in common, no model), a directory of a sentence-transformers model, or the URL "
+        description="'lexical' (shared words, no model), a directory of a sentence-transformers model, or the URL "
         "of an OpenAI-compatible embeddings endpoint such as http://host:8000/v1/embeddings",
     )
     batch_size: int = Field(default=64, ge=1, description="texts per forward pass or request")
@@ -72,10 +72,10 @@ class EmbedderOptions(Strict):
     def check_settings(self) -> None:
         """Raises `DataError` for what cannot work on this machine."""
         if self.is_url and not self.model:
-            raise DataError(f"embedder {self.embedder}: an endpoint needs a model name: give 'model'")
+            raise DataError(f"embedder {self.embedder}: an endpoint needs a model name; set 'model'")
         if self.is_directory and not (Path(self.embedder) / "config.json").is_file():
             raise DataError(
-                f"embedder {self.embedder}: no such model (no config.json there): give 'lexical', the directory of a "
+                f"embedder {self.embedder}: no such model (no config.json); use 'lexical', the directory of a "
                 "sentence-transformers model, or a http(s) URL"
             )
 

@@ -1,4 +1,4 @@
-"""Embeddings from a server that speaks OpenAI's `/v1/embeddings` (vLLM, SGLang, llama.cpp, TEI, hosted ones).
+"""Embeddings from a server with OpenAI's `/v1/embeddings` (vLLM, SGLang, llama.cpp, TEI, hosted ones).
 
 Failures that may pass are tried again (`glmforge.endpoint`); a refusal ends the run with the server's own words. What a
 finished task has got is kept; a task that was killed asks again for its shard.
@@ -56,8 +56,8 @@ class EndpointEmbedder:
         if attempt.reply is None:
             said = f"{attempt.status or ''} {attempt.message}".strip()
             raise DataError(
-                f"{self._options.embedder}: no answer after {self._options.retries + 1} attempts ({said}): "
-                "is the server up? Finished tasks are kept: run again"
+                f"{self._options.embedder}: no answer after {self._options.retries + 1} attempts ({said}); is the "
+                "server up? Run it again to resume"
             )
         return self._vectors(attempt.reply, len(texts))
 
@@ -69,7 +69,7 @@ class EndpointEmbedder:
     def _key(self) -> str:
         variable = self._options.api_key_variable
         if variable and variable not in os.environ:
-            raise DataError(f"api_key_variable: {variable} is not set in the environment: export it")
+            raise DataError(f"api_key_variable: {variable} is not set in the environment; export it")
         return os.environ[variable] if variable else ""
 
     def _vectors(self, reply: Mapping[str, Any], count: int) -> NDArray[np.float32]:
@@ -78,7 +78,9 @@ class EndpointEmbedder:
             vectors = np.array([row["embedding"] for row in rows], np.float32)
         except (ValueError, KeyError, TypeError) as error:
             said = repr(reply)[:200]
-            raise DataError(f"{self._options.embedder}: not an embeddings answer: {said}") from error
+            raise DataError(f"{self._options.embedder}: not an embeddings response: {said}") from error
         if vectors.ndim != 2 or len(vectors) != count or not math.isfinite(float(vectors.sum())):
-            raise DataError(f"{self._options.embedder}: {count} texts sent, vectors {vectors.shape} came back")
+            raise DataError(
+                f"{self._options.embedder}: {count} texts sent, but received vectors of shape {vectors.shape}"
+            )
         return vectors

@@ -54,8 +54,8 @@ class Exact(Stage):
     paragraphs: Literal["keep"] | Paragraph = Field(
         default="keep", description="line or block (between blank lines): cut out those that occurred before"
     )
-    min_paragraph_bytes: int = Field(default=200, ge=1, description="shorter paragraphs are left alone")
-    check_only: bool = Field(default=False, description="count only; pass everything on unchanged")
+    min_paragraph_bytes: int = Field(default=200, ge=1, description="shorter paragraphs are ignored")
+    check_only: bool = Field(default=False, description="count only; change nothing")
 
     def steps(self, context: StageContext) -> list[Step]:
         shards, stage = tuple(context.shards), context.directory

@@ -7,8 +7,8 @@ between equal neighbours is rarer still. The hash is fixed, fast, and not made a
 
 A stored record is a fingerprint and where it is from: a document's place and, for a piece of it, a number within.
 Every shard's records are sorted by the upper half. A part is a range of upper halves; its slices of all shards are
-merged, with memory for one part at a time, and whatever equals an earlier record, in the order of places and numbers,
-is a repeat.
+merged, with memory for one part at a time, and everything that equals an earlier record, in the order of places and
+numbers, is a repeat.
 """
 
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ def paragraphs(
     """The paragraphs of each text: lines, or blocks of lines between blank ones.
 
     Returns:
-        borders `[n + 1]` of texts among the paragraphs; starts and stops in `text_bytes`, line ends left out. A
+        borders `[n + 1]` of texts among the paragraphs; starts and stops in `text_bytes`, line ends omitted. A
         paragraph reaches to the start of the next, or the end of its text, if what separates them is counted in.
     """
     text = (text_bytes, offsets, kind == "block")

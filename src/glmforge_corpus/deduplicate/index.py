@@ -72,10 +72,10 @@ class IndexInfo:
             return cls(**stored)
         except FileNotFoundError as error:
             raise DataError(
-                f"{stage}: no index: give the directory of a minhash stage that ran with 'store'"
+                f"{stage}: no index; pass the directory of a minhash stage that ran with 'store'"
             ) from error
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path}: cannot be read ({error}): build the index again") from error
+            raise DataError(f"{path}: cannot be read ({error}); rebuild the index") from error
 
 
 def chain_of(indexes: Sequence[Path]) -> list[Path]:
@@ -102,8 +102,6 @@ def old_members(indexes: Sequence[Path], shingling: Shingling, bands: Bands) -> 
             ("bands x rows", tuple(info.bands), tuple(bands)),
         ):
             if have != want:
-                raise DataError(
-                    f"{stage}: its {name} are {have}, here they are {want}: use the same, or build the index again"
-                )
+                raise DataError(f"{stage}: its {name} are {have}, but {want} here; use the same, or rebuild the index")
         members += [Member(stage, shard, info.store == "shingles") for shard in range(info.num_shards)]
     return members

@@ -53,7 +53,9 @@ class MinHash(Stage):
     kind: ClassVar[str] = "minhash"
     revision: ClassVar[int] = 2
 
-    threshold: float = Field(default=0.85, gt=0, le=1, description="Jaccard similarity from which texts are duplicates")
+    threshold: float = Field(
+        default=0.85, gt=0, le=1, description="Jaccard similarity above which texts are duplicates"
+    )
     shingle: Unit = Field(
         default="mixed",
         description="unit of shingles: mixed (words; letters in scripts without spaces), word or character",
@@ -67,9 +69,9 @@ class MinHash(Stage):
     rows: PositiveInt | None = Field(default=None, description="signature entries per band")
     verify: Literal["exact", "signature"] = Field(default="exact", description="how candidates are compared")
     keep: str = Field(default="first", min_length=1, description="first, longest, or the name of a score: the highest")
-    check_only: bool = Field(default=False, description="report pairs and clusters, remove nothing")
+    check_only: bool = Field(default=False, description="only report pairs and clusters")
     index: tuple[YamlPath, ...] = Field(
-        default=(), strict=False, description="also compare with the documents of these earlier stages"
+        default=(), strict=False, description="also deduplicate against these earlier stages"
     )
     store: Store = Field(
         default="nothing", description="for later runs: store signatures, or the shingles of all texts"
@@ -78,7 +80,7 @@ class MinHash(Stage):
     @model_validator(mode="after")
     def _check_bands(self) -> Self:
         if (self.bands is None) != (self.rows is None):
-            refuse("bands", "bands and rows need each other: give both or neither")
+            refuse("bands", "set both bands and rows, or neither")
         return self
 
     @model_validator(mode="after")
@@ -153,18 +155,18 @@ def least_shingles(threshold: float, size: int) -> int:
     """The fewest shingles with which a text and its copy with one word changed in the middle reach the threshold.
 
     The change takes `size` shingles of each away: with s of them, J = (s - size) / (s + size). At a threshold of 1
-    no number is enough, and nobody expects it: 0.
+    no number is enough: 0.
     """
     return math.ceil(size * (1 + threshold) / (1 - threshold) - 1e-9) if threshold < 1 else 0
 
 
 @dataclass(frozen=True)
 class Signatures(ShardStep):
-    """Band keys of each document of a shard, and its signature if somebody will compare signatures.
+    """Band keys of each document of a shard, and its signature if signatures are compared.
 
     Attributes:
         least: documents with fewer shingles are counted as `TOO_SHORT`.
-        score: the documents must have, for it chooses among copies; told here, before anything is compared.
+        score: the documents must have, since it chooses among copies; checked here, before anything is compared.
     """
 
     shingling: Shingling
@@ -201,5 +203,5 @@ def _check_score(shard: Path, score: str) -> None:
     if SCORE_PREFIX + score not in names:
         have = ", ".join(name.removeprefix(SCORE_PREFIX) for name in names if name.startswith(SCORE_PREFIX)) or "none"
         raise DataError(
-            f"minhash: keep: documents have no score '{score}' (they have: {have}): give one of theirs, first, longest"
+            f"minhash: keep: documents have no score '{score}' (available: {have}); use one of these, first or longest"
         )

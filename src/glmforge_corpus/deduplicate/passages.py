@@ -261,7 +261,7 @@ def snap(text: Any, borders: Any, passages: Any) -> None:
 
 @compiled
 def _word_after(text: Any, first: int, start: int, stop: int) -> int:
-    """The first place from `start` on that follows a space or `first`; `start` if there is none near."""
+    """The first place from `start` on that follows a space or `first`, or `start`."""
     for place in range(start, min(start + MAX_SHIFT, stop)):
         if place == first or _is_space(text[place - 1]):
             return place
@@ -270,7 +270,7 @@ def _word_after(text: Any, first: int, start: int, stop: int) -> int:
 
 @compiled
 def _word_before(text: Any, start: int, stop: int) -> int:
-    """The last place up to `stop` that follows a space; `stop` if there is none near."""
+    """The last place up to `stop` that follows a space, or `stop`."""
     for place in range(stop, max(stop - MAX_SHIFT, start), -1):
         if _is_space(text[place - 1]):
             return place

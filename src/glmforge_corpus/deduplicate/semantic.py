@@ -68,7 +68,7 @@ class Semantic(Stage, EmbedderOptions):
         default=0.95,
         gt=0,
         le=1,
-        description="cosine similarity from which two documents are duplicates; try it with check_only first",
+        description="cosine similarity above which two documents are duplicates; try it with check_only first",
     )
     num_clusters: int | None = Field(
         default=None,
@@ -77,11 +77,11 @@ class Semantic(Stage, EmbedderOptions):
     )
     keep: Keep = Field(
         default="first",
-        description="which of a group stays: the first in the corpus's order, the one with the best `score`, or the "
-        "farthest from its cluster's centroid (SemDeDup: the least typical)",
+        description="copy to keep: the first in corpus order, the one with the best `score`, or the farthest from "
+        "its cluster's centroid (SemDeDup: the least typical)",
     )
     score: str = Field(default="quality", description="score used by `keep: best`")
-    check_only: bool = Field(default=False, description="report duplicates, remove nothing")
+    check_only: bool = Field(default=False, description="only report duplicates")
 
     def steps(self, context: StageContext) -> list[Step]:
         place = _Place(self, context.directory, tuple(context.shards), context.seed)
@@ -123,7 +123,7 @@ class _Step(Step):
 
 @dataclass(frozen=True)
 class _Embed(_Step):
-    """Task: embeddings of a shard, `embeddings.npy` [n, d] float16, with ids and, if asked for, scores."""
+    """Task: embeddings of a shard, `embeddings.npy` [n, d] float16, with ids and, if requested, scores."""
 
     name: str = _EMBED
 
@@ -179,7 +179,7 @@ class _Centroids(_Step):
             here = rows[(rows >= end - counts[shard]) & (rows < end)] - (end - counts[shard])
             parts.append(self.place.embeddings(shard)[here].astype(np.float32))
         if len({part.shape[1] for part in parts}) > 1:
-            raise DataError("embeddings differ in width from shard to shard: was the endpoint's model changed?")
+            raise DataError("embedding widths differ between shards; was the endpoint's model changed?")
         return normalise(np.concatenate(parts))
 
 

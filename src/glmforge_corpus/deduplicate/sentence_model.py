@@ -47,7 +47,9 @@ class SentenceModel:
             )
         except (OSError, ValueError, KeyError) as error:
             reason = str(error).split("\n")[0]
-            raise DataError(f"embedder {directory}: not loadable by transformers ({reason}): is it whole?") from error
+            raise DataError(
+                f"embedder {directory}: not loadable by transformers ({reason}); is it complete?"
+            ) from error
         self._model.eval().to(options.device)
         self._max_tokens = options.max_tokens or _max_tokens(transformer, self._model.config, self._tokenizer)
         self._tokenizer.truncation_side = "right"
@@ -106,11 +108,11 @@ def _parts(directory: Path) -> tuple[Path, str]:
             pooling = _pooling(path / "config.json")
         elif kind != "Normalize":
             raise DataError(
-                f"{directory / 'modules.json'}: a part '{kind}' is not supported (Transformer, Pooling and Normalize "
-                "are): serve the model behind an endpoint, and give its URL"
+                f"{directory / 'modules.json'}: a part '{kind}' is not supported (only Transformer, Pooling and "
+                "Normalize); serve the model behind an endpoint, and pass its URL"
             )
     if not pooling:
-        raise DataError(f"{directory / 'modules.json'}: lists no Pooling: is it a sentence-transformers model?")
+        raise DataError(f"{directory / 'modules.json'}: lists no Pooling; is it a sentence-transformers model?")
     return transformer, pooling
 
 
@@ -136,4 +138,4 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read ({error}): is the model's directory whole?") from error
+        raise DataError(f"{path}: cannot be read ({error}); is the model directory complete?") from error

@@ -1,8 +1,8 @@
-"""What has to be known of documents that are candidates: their shingles, what they weigh, their ids.
+"""What must be known of documents that are candidates: their shingles, what they weigh, their ids.
 
 Candidates are a part of a corpus, so their texts are read and cut once more instead of keeping everybody's shingles,
-which would take more room than the texts. A shard's file of hashes is written batch by batch and mapped by whoever
-compares: no task holds more than a batch of it.
+which would take more room than the texts. A shard's file of hashes is written batch by batch and mapped by the code
+that compares: no task holds more than a batch of it.
 """
 
 from collections.abc import Sequence

@@ -9,7 +9,8 @@ with fewer units is one shingle of all it has, and one without any has no shingl
     word       the same, but for nothing but white space
     character  every character of `" ".join(text.lower().split())`
 
-so that equal sets mean equal words, whatever their case and spacing. With `strip_punctuation` punctuation and symbols
+so that equal sets mean equal words, regardless of their case and spacing. With `strip_punctuation` punctuation and
+symbols
 separate words as spaces do. No lower-cased copy of a text is made. One departure from `str.lower`: a Greek sigma is the
 same letter wherever it stands in a word, so that "ΟΔΟΣ" and "οδος" agree.
 

@@ -2,7 +2,7 @@
 
 Sets are compared by a hash table per later text, against which all its partners are checked. Nothing in the table is
 ever cleared: each slot knows for which text or pair it was filled, so that comparing a pair costs its shingles.
-Distinct shingles are told apart by 64 bits: in sets of a million each, a wrong match is a matter of 1 in 10^7.
+Distinct shingles are distinguished by 64 bits: in sets of a million each, a wrong match is a matter of 1 in 10^7.
 """
 
 from collections.abc import Iterator, Sequence

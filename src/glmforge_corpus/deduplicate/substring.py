@@ -1,4 +1,4 @@
-"""The stage that cuts out passages which occurred before, word for word, in whatever documents.
+"""The stage that cuts out passages which occurred before, word for word, in any documents.
 
     anchors    a task per shard: about one place in `min_bytes` / 4 of each text, chosen by what stands there
     matches    a task per part of the anchors' hashes: which texts have an anchor in common
@@ -54,11 +54,9 @@ class Substring(Stage):
     kind: ClassVar[str] = "substring"
 
     min_bytes: int = Field(default=400, ge=64, le=1 << 20, description="minimum length of a passage in bytes of UTF-8")
-    min_left: float = Field(
-        default=0.2, ge=0, le=1, description="remove a document of which less than this share is left"
-    )
+    min_left: float = Field(default=0.2, ge=0, le=1, description="remove a document if less than this fraction remains")
 
-    check_only: bool = Field(default=False, description="count only; pass everything on unchanged")
+    check_only: bool = Field(default=False, description="count only; change nothing")
 
     def steps(self, context: StageContext) -> list[Step]:
         shards, stage = tuple(context.shards), context.directory

@@ -42,9 +42,9 @@ PERMISSIVE_LICENCES = (
 class Input(Strict):
     """One source of documents."""
 
-    source: str = Field(min_length=1, description="name of the source; documents carry it, ids begin with it")
+    source: str = Field(min_length=1, description="name of the source; stored with documents, and prefix of their IDs")
     path: YamlPath = Field(description="a file, a directory (read recursively), or a pattern such as crawl/*.warc.gz")
-    format: Literal["auto"] | Format = Field(default="auto", description="auto: by the file's name")
+    format: Literal["auto"] | Format = Field(default="auto", description="auto: by file name")
     text_field: str = Field(default="text", description="jsonl, parquet: the field that holds the text")
     id_field: str | None = Field(default=None, description="jsonl, parquet: the field that holds the id")
     metadata: list[str] = Field(
@@ -97,7 +97,7 @@ def list_files(source: Input) -> list[SourceFile]:
         found = [_file(path, root, source) for top in paths for path in _walk(top)]
         files = [file for file in found if file is not None]
     if not files:
-        raise DataError(f"{source.path}: no file of a known format: set 'format', or give other files")
+        raise DataError(f"{source.path}: no files of a known format; set 'format', or pass other files")
     return sorted(files, key=lambda file: file.name)
 
 
@@ -153,7 +153,7 @@ def _file(path: Path, root: Path, source: Input) -> SourceFile | None:
 
 
 def _repositories(paths: Sequence[Path]) -> Iterator[Path]:
-    """Each match is a repository; of a single directory that is none itself, each entry is."""
+    """Each match is a repository; in a single directory that is not one itself, each entry is."""
     if len(paths) == 1 and paths[0].is_dir() and not _looks_like_repository(paths[0]):
         paths = sorted(path for path in paths[0].iterdir() if not path.name.startswith("."))
     yield from (path for path in paths if path.is_dir() or path.name.endswith(ARCHIVE_SUFFIXES))

@@ -51,7 +51,7 @@ def as_json_lines(chunks: Iterator[bytes], path: Path) -> Iterator[bytes]:
     for number, chunk in enumerate(everything):
         yield splitter.split(chunk.removeprefix(codecs.BOM_UTF8) if number == 0 else chunk)
     if splitter.unfinished:
-        raise DataError(f"{path}: the JSON ends before its brackets are closed: is the file whole?")
+        raise DataError(f"{path}: the JSON is truncated; is the file complete?")
 
 
 def _needs_splitting(begin: bytes) -> bool:

@@ -6,7 +6,7 @@ space at the end of lines, at most `max_blank_lines` empty lines in a row, none 
 Text that was decoded wrongly ("schÃ¶n") is repaired by ftfy (Speer 2019), where signs of it are seen.
 
 Nearly all text needs nothing of this, so the work is in finding that out: one compiled pass over the bytes of a batch
-tells what each document needs (`survey`). White space is mended by a second (`rewrite`); only documents with signs of
+finds what each document needs (`survey`). White space is fixed by a second (`rewrite`); only documents with signs of
 mojibake, or with characters that may compose with the one before, become Python strings. Tables handed over with each
 call come from Python's own `unicodedata`, so that the answer is the same as `unicodedata.normalize`.
 """
@@ -67,7 +67,7 @@ class Normalise(Block):
     def _repair(
         self, text: NDArray[np.uint8], offsets: NDArray[np.int64], needs: NDArray[np.uint8]
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64], int]:
-        """The texts with the documents mended that need Python for it, and how many were mojibake."""
+        """The texts, with documents fixed that need Python for it, and how many were mojibake."""
         pieces, done, num_repaired = list[NDArray[np.uint8]](), int(offsets[0]), 0
         lengths = np.diff(offsets)
         spacing = np.zeros(len(needs), np.uint8)
@@ -231,7 +231,7 @@ def _rewrite_one(text, begin, stop, table, max_blank_lines, out, at):  # type: i
 
 @compiled
 def rewrite(text, offsets, wanted, table, max_blank_lines):  # type: ignore[no-untyped-def]
-    """(bytes, offsets) with the white space mended of the documents where `wanted`; the others as they are."""
+    """(bytes, offsets) with the white space of the `wanted` documents fixed; the others unchanged."""
     n = len(offsets) - 1
     out = np.empty(offsets[n] - offsets[0], np.uint8)
     new_offsets = np.zeros(n + 1, np.int64)

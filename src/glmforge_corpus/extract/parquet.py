@@ -40,7 +40,7 @@ def read_parquet(file: SourceFile, context: Context) -> Iterator[DocumentBatch]:
                     context.reject("damaged row group", f"{file.name}:{row}-{row + lost - 1}", b"", detail, lost)
                 row = first + num_rows
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file.path}: not readable as Parquet ({error}): is the file whole?") from error
+        raise DataError(f"{file.path}: not readable as Parquet ({error}); is the file complete?") from error
 
 
 def _columns(schema: pa.Schema, file: SourceFile) -> list[str]:
@@ -65,12 +65,12 @@ def _check(schema: pa.Schema, text_field: str, columns: list[str], file: SourceF
     kind = schema.field(text_field).type
     if _plain(kind) in (*_TEXT_TYPES, pa.null()):
         return
-    mend = "name the column of the text"
+    fix = "select a text column"
     if pa.types.is_struct(kind):
-        mend = "write the field of it that is the text into a column of its own"
+        fix = "store its text field as a separate column"
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        mend = "join each list into one text, since nothing says what stands between its parts"
-    raise UnsuitableFileError(f"{file.path}: column '{text_field}' is {kind}, not text: {mend}")
+        fix = "join each list into one text first; the separator is unknown"
+    raise UnsuitableFileError(f"{file.path}: column '{text_field}' is {kind}, not text: {fix}")
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
@@ -79,7 +79,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _decoded(part: pa.RecordBatch) -> pa.RecordBatch:
-    """Dictionaries and views as plain columns, so that nobody else need know of them (Arrow takes no rows of views)."""
+    """Dictionaries and views as plain columns, so that no other code handles them (Arrow takes no rows of views)."""
     for index, field in enumerate(part.schema):
         kind = _plain(field.type)
         kind = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}.get(kind, kind)

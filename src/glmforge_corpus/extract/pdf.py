@@ -2,7 +2,7 @@
 
 PDFium gives the characters of a page in the order in which they are drawn, line by line. Made text of: lines of one
 paragraph are joined, words that were hyphenated at a line's end are joined, and lines that stand at the top or bottom
-of many pages (running titles, page numbers) are left out. What is drawn as a picture has no text; a file of such pages
+of many pages (running titles, page numbers) are omitted. What is drawn as a picture has no text; a file of such pages
 is put aside, because recognising characters is another program's work.
 """
 

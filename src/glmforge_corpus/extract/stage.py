@@ -39,19 +39,17 @@ class Extract(Stage):
     kind: ClassVar[str] = "extract"
     revision: ClassVar[int] = 3
 
-    inputs: tuple[Input, ...] = Field(
-        strict=False, min_length=1, description="what to read, each with a unique source name"
-    )
+    inputs: tuple[Input, ...] = Field(strict=False, min_length=1, description="inputs, each with a unique source name")
     shard_bytes: int = Field(
-        default=256_000_000, ge=1, description="bytes of files per task; a larger file is a task of its own"
+        default=256_000_000, ge=1, description="bytes of files per task; a larger file is its own task"
     )
     max_document_bytes: int = Field(
         default=64 << 20,
         ge=1 << 10,
-        description="longer documents and lines of JSON are quarantined: bounds memory",
+        description="longer documents and JSON lines are quarantined, to bound memory",
     )
     max_page_seconds: float = Field(
-        default=10.0, ge=0.1, le=3600, description="web pages that take more CPU seconds than this are quarantined"
+        default=10.0, ge=0.1, le=3600, description="CPU seconds per web page; slower pages are quarantined"
     )
     recall_first: bool = Field(
         default=False, description="keep all running text of web pages and comments, not only the main part"
@@ -77,7 +75,7 @@ class Extract(Stage):
 
 @dataclass(frozen=True)
 class Limits:
-    """The options of the stage that readers are told."""
+    """The options of the stage that readers need."""
 
     max_document_bytes: int
     page_seconds: float

@@ -37,7 +37,7 @@ class Message(NamedTuple):
 
 
 def parse_message(data: bytes, max_body_bytes: int) -> Message | None:
-    """A response as stored in an archive; None if it is none."""
+    """A response as stored in an archive, or None."""
     blank = _BLANK_LINE.search(data, 0, 1 << 16)
     if not data.startswith(b"HTTP/") or blank is None:
         return None
@@ -151,7 +151,7 @@ def read_warc(file: SourceFile, context: Context) -> Iterator[Record]:
     Labels count all records of the archive that are responses, resources or conversions.
     """
     if not file.size:
-        raise DataError(f"{file.path}: empty: fetch it again")
+        raise DataError(f"{file.path}: empty; download it again")
     with file.path.open("rb") as raw, mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as archive:
         number = 0
         for record in _records(archive, file, context):
@@ -164,7 +164,7 @@ def read_warc(file: SourceFile, context: Context) -> Iterator[Record]:
                 continue
             data = bytes(record.reader.read())
             if len(data) < record.content_length:
-                detail = f"{len(data):,} of {record.content_length:,} bytes are there"
+                detail = f"{len(data):,} of {record.content_length:,} bytes present"
                 context.reject("cut off", file.name + label, data[:1000], detail)
                 continue
             yield from _document(record, data, file, label, context)

@@ -1,1 +1,1 @@
-"""Blocks that judge documents, score them, and mend them line by line."""
+"""Blocks that judge documents, score them, and clean them line by line."""

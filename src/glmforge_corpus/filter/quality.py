@@ -5,7 +5,7 @@ seeds. Without one it is a heuristic of text statistics (`quality_heuristic.py`)
 so. Scores of the two cannot be compared.
 
 How often a document is used is decided by its bucket's rate: rate 2.3 means twice, and a third time for 30 % of the
-documents, chosen by a hash of their ids: the same on every machine, whatever the batch.
+documents, chosen by a hash of their ids: the same on every machine, regardless of the batch.
 """
 
 from typing import ClassVar, Self
@@ -30,8 +30,8 @@ LOW, MEDIUM, HIGH = range(3)
 class Buckets(Strict):
     """Bounds of the buckets: `high` from its value on, `low` below its value, medium between."""
 
-    high: float = Field(ge=0, le=1, description="smallest score in bucket high")
-    low: float = Field(ge=0, le=1, description="smallest score above bucket low")
+    high: float = Field(ge=0, le=1, description="lowest score of bucket high")
+    low: float = Field(ge=0, le=1, description="lowest score above bucket low")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -56,16 +56,16 @@ class Quality(Block):
     """Scores documents ("quality", "quality_bucket"), removes those below a threshold, sets rates of use ("repeat")."""
 
     kind: ClassVar[str] = "quality"
-    model: YamlPath | None = Field(default=None, description="model file of train-quality; by default, a heuristic")
+    model: YamlPath | None = Field(default=None, description="model file from train-quality; default: a heuristic")
     threshold: float | None = Field(default=None, ge=0, le=1, description="remove documents that score less")
-    buckets: Buckets | None = Field(default=None, description="bounds of high and low; by default, the model's own")
+    buckets: Buckets | None = Field(default=None, description="bounds of high and low; default: the model's")
     upsample: Upsample | None = Field(
         default=None, description="copies per document of each bucket, fractions too; stored as score 'repeat'"
     )
     languages: tuple[str, ...] | None = Field(
-        default=None, strict=False, description="score only documents in these languages; by default, all but programs"
+        default=None, strict=False, description="score only documents in these languages; default: all except programs"
     )
-    seed: int = Field(default=0, ge=0, description="seed of the choice that fractional rates make")
+    seed: int = Field(default=0, ge=0, description="seed of the sampling for fractional rates")
 
     def check(self) -> Self:
         if self.model is not None:
@@ -100,7 +100,7 @@ class Quality(Block):
             return self.buckets or HEURISTIC_BUCKETS
         stored = load_classifier(self.model).meta.get("buckets")
         if stored is None:
-            raise DataError(f"{self.model}: stores no buckets: give 'buckets', or train it with train-quality")
+            raise DataError(f"{self.model}: has no buckets; set 'buckets', or train it with train-quality")
         return Buckets(high=stored["high"]["threshold"], low=stored["low"]["threshold"])
 
     def _with_buckets(self, batch: DocumentBatch, scores: NDArray[np.float32]) -> tuple[DocumentBatch, dict[str, int]]:
@@ -112,7 +112,7 @@ class Quality(Block):
         return batch.with_score("quality_bucket", buckets), counts
 
     def _repeats(self, batch: DocumentBatch) -> NDArray[np.float32]:
-        """Whole numbers; 1 for documents that nobody judged."""
+        """Whole numbers; 1 for documents without a score."""
         assert self.upsample is not None
         rates = np.array([self.upsample.low, self.upsample.medium, self.upsample.high, 1.0])
         buckets = batch.score("quality_bucket")

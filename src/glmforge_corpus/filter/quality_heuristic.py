@@ -8,7 +8,7 @@ so that a text which is fine otherwise scores 0.5 where that filter would begin 
 |------------|--------------------------------------------------------------|--------|--------|------|
 | length     | words; a Han, kana or Thai character is half a word (Gopher: 50) | 100 | 50     | 0    |
 | letters    | letters / characters but white space (Gopher: in 80 % of words)  | 0.8 | 0.65   | 0.5  |
-| sentences  | sentence ends per word (C4 wants sentences)                  | 0.02   | 0.01   | 0    |
+| sentences  | sentence ends per word (C4 needs sentences)                  | 0.02   | 0.01   | 0    |
 | long lines | characters in lines shorter than 30 (FineWeb: 0.67)          | 0.34   | 0.67   | 1    |
 | repetition | characters in lines that occurred before (Gopher: 0.2)       | 0      | 0.2    | 0.4  |
 | symbols    | # { } < > \\| \\ = ~ ^ * _ / characters but white space (Gopher: # per word 0.1) | 0 | 0.05 | 0.1 |

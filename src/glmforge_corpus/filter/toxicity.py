@@ -41,7 +41,7 @@ class Severities(Strict):
 
 
 class Toxicity(Block):
-    """Scores documents ("toxic_words", "toxicity") and removes the worst of them if told to."""
+    """Scores documents ("toxic_words", "toxicity") and optionally removes the worst."""
 
     kind: ClassVar[str] = "toxicity"
     lists: YamlPath | None = Field(
@@ -69,9 +69,9 @@ class Toxicity(Block):
         if self.lists is None and self.model is None:
             refuse("lists", "the block needs 'lists' (a directory of word lists), 'model' (train-toxicity), or both")
         if self.threshold is not None and self.model is None:
-            refuse("threshold", "applies to the model's probability: give 'model', or use 'remove' for word lists")
+            refuse("threshold", "applies to the model's probability; set 'model', or use 'remove' for word lists")
         if self.remove is not None and self.lists is None:
-            refuse("remove", "applies to word lists: give 'lists', or use 'threshold' for the model")
+            refuse("remove", "applies to word lists; set 'lists', or use 'threshold' for the model")
         return self
 
     def check(self) -> Self:

@@ -9,7 +9,7 @@ A hit counts where the term stands for itself (the town of Scunthorpe is none):
 
 * before and behind a letter, digit or underscore of the term there must be none in the text; letters are Unicode's;
 * kana counts as a word by its script: ピエロ does not contain エロ; Hangul takes endings, so that only the left border
-  is looked at; Han and Thai have no borders, so a single character is no term there, whatever the list says,
+  is looked at; Han and Thai have no borders, so a single character is no term there, even if it is in the list,
   and phrases in which a longer term is innocent are for the list of allowed phrases;
 * of hits that overlap, the longest is the hit.
 """
@@ -87,7 +87,7 @@ class WordLists:
             bits[phrase] = _ALLOWED
         self.terms = _spellings(bits)
         if not any(term.languages != _ALLOWED for term in self.terms):
-            raise DataError("word lists: no terms: give a directory with a file per language, one term per line")
+            raise DataError("word lists: no terms; pass a directory with a file per language, one term per line")
         self._database = hyperscan.Database()
         patterns = [_pattern(term) for term in self.terms]
         numbers, flags = list(range(len(patterns))), [hyperscan.HS_FLAG_CASELESS] * len(patterns)
@@ -127,7 +127,7 @@ class WordLists:
             begin, end = int(offsets[row]), int(offsets[row + 1]) - 1
             start, allowed = stop - len(term.data), term.languages == _ALLOWED
             wanted = allowed or term.languages & int(languages[row])
-            if wanted and start >= begin and stop <= end and _stands_alone(text, start, stop, (begin, end), term):
+            if wanted and start >= begin and stop <= end and _is_separate_word(text, start, stop, (begin, end), term):
                 found.append((~(first + row) if allowed else first + row, start - begin, stop - begin))
 
 
@@ -210,7 +210,7 @@ def _script(text: str) -> str:
     return "sign"
 
 
-def _stands_alone(text: NDArray[np.uint8], start: int, stop: int, document: tuple[int, int], term: Term) -> bool:
+def _is_separate_word(text: NDArray[np.uint8], start: int, stop: int, document: tuple[int, int], term: Term) -> bool:
     if term.left and start > document[0]:
         before = start - 1
         while before > document[0] and text[before] & 0xC0 == 0x80:
@@ -252,12 +252,12 @@ def load_word_lists(path: Path, allowed: tuple[str, ...] = ()) -> WordLists:
     """The lists of a directory (or one file, named by its language), compiled once per process.
 
     Raises:
-        DataError: there are none, or a file is not UTF-8.
+        DataError: no word lists, or a file is not UTF-8.
     """
-    hint = "give a directory with a file per language code (en, zh ...), one term per line"
+    hint = "pass a directory with a file per language code (en, zh ...), one term per line"
     files = sorted(file for file in path.iterdir() if _is_list(file)) if path.is_dir() else [path]
     if not path.exists() or not files:
-        raise DataError(f"{path}: no word lists there: {hint}")
+        raise DataError(f"{path}: no word lists: {hint}")
     lists: dict[str, list[str]] = {}
     for file in files:
         try:

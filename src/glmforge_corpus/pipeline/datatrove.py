@@ -131,7 +131,7 @@ def _row_of(document: Document, step: str) -> int:
     row = document.metadata.pop(_ROW, None)
     if not isinstance(row, int):
         raise DataError(
-            f"datatrove.step: '{step}' produces documents of its own: only filters and formatters can be blocks"
+            f"datatrove.step: '{step}' produces documents itself; only filters and formatters can be blocks"
         )
     return row
 

@@ -1,7 +1,7 @@
 """What it is to execute a step, and what is done when the process of a task dies.
 
 A task that raises has found something that its user must know of, and ends the run. A task whose process is killed
-(by the kernel for want of memory, or by its own crash in compiled code) has reported nothing: it is run once more, by
+(by the kernel for lack of memory, or by its own crash in compiled code) has reported nothing: it is run once more, by
 itself. If it dies again at the same part, which for the extraction is a file, that part is put aside as "killed its
 worker", and the task is run without it. What the other parts give is the same as if that one had never been there.
 
@@ -49,10 +49,10 @@ class Executor(AbstractContextManager["Executor"], ABC):
         Raises:
             DataError: a task failed; others may have been finished.
         """
-        attempts, told = 0, set[int]()
+        attempts, reported = 0, set[int]()
 
         def tell(task: int) -> None:
-            told.add(task)
+            reported.add(task)
             task_done(task)
 
         def attempt(step: PlannedStep, some: Sequence[int]) -> dict[int, str]:
@@ -61,7 +61,7 @@ class Executor(AbstractContextManager["Executor"], ABC):
             logs = log_dir if attempts == 1 else log_dir.with_name(f"{log_dir.name}-again{attempts - 1}")
             died = self.attempt(step, some, logs, tell)
             for task in some:
-                if task not in told and planned.is_done(task):  # done when another one's process died
+                if task not in reported and planned.is_done(task):  # done when another one's process died
                     tell(task)
             return died
 
@@ -84,11 +84,11 @@ def _again(
         deaths[part] += 1
         if part and deaths[part] >= _DEATHS:
             lost[part] = f"the process that read it died {deaths[part]} times ({how})"
-            _log.warning("%s: %s: put aside", part, lost[part])
+            _log.warning("%s: %s: quarantined", part, lost[part])
         elif alone and not part:
             raise DataError(
-                f"{planned.step.name}: task {task} died twice, the second time run on its own ({how}): give it more "
-                f"memory, or check what it reads: {planned.step.reads(task)}"
+                f"{planned.step.name}: task {task} died twice, the second time alone ({how}); give it more memory, "
+                f"or check its input: {planned.step.reads(task)}"
             )
         died = attempt(replace(planned, lost={task: lost}), [task])
         if not died:
@@ -107,7 +107,7 @@ POLL_SECONDS = 1.0
 
 @dataclass
 class RunTasks:
-    """A step of ours as the one step of a datatrove pipeline: its rank r is our task `tasks[r]`."""
+    """A step of glmforge as the one step of a datatrove pipeline: its rank r is our task `tasks[r]`."""
 
     planned: PlannedStep
     tasks: tuple[int, ...]

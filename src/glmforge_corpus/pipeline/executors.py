@@ -19,7 +19,7 @@ def make_executor(name: str, settings: ExecutorSettings) -> Executor:
             return LocalExecutor(settings.local.workers or len(os.sched_getaffinity(0)))
         case "slurm":
             if settings.slurm is None:
-                raise DataError("executor 'slurm': the pipeline file has no such entry: add 'executors.slurm'")
+                raise DataError("executor 'slurm': not in the pipeline file; add 'executors.slurm'")
             from glmforge_corpus.pipeline.slurm import SlurmExecutor
 
             return SlurmExecutor(settings.slurm)

@@ -44,14 +44,14 @@ class LocalExecutor(Executor):
         try:
             self._run_in_pool(planned, tasks, task_done)
         except BrokenProcessPool as error:
-            how = self._bury_pool()
+            how = self._shutdown_dead_pool()
             died = begun(planned, tasks)
             if not died:
-                raise DataError(f"{planned.step.name}: worker processes die before they start ({how})") from error
+                raise DataError(f"{planned.step.name}: worker processes die at startup ({how})") from error
             return dict.fromkeys(died, how)
         return {}
 
-    def _bury_pool(self) -> str:
+    def _shutdown_dead_pool(self) -> str:
         """Forget a pool of which a process has died, when all its processes are gone; how the first of them died.
 
         The pool ends the others by SIGTERM, so that any other way to die tells of the one that broke it.
@@ -111,7 +111,7 @@ def _way_to_die(exit_code: int | None) -> str:
     if exit_code is None or exit_code >= 0:
         return f"exit status {exit_code}"
     name = signal.Signals(-exit_code).name if -exit_code in set(signal.Signals) else "unknown"
-    why = ", as for want of memory" if -exit_code == signal.SIGKILL else ""
+    why = ", probably out of memory" if -exit_code == signal.SIGKILL else ""
     return f"signal {-exit_code}, {name}{why}"
 
 

@@ -41,16 +41,16 @@ _Part = TypeVar("_Part", bound=Strict)
 class Settings(Strict):
     """What a pipeline file says beside its stages."""
 
-    output: YamlPath = Field(description="directory of the run: documents, report, and its work in .work")
+    output: YamlPath = Field(description="output directory: documents, report, and work files in .work")
     name: str = Field(default="corpus", description="title of the report")
-    seed: int = Field(default=0, ge=0, description="of everything random: samples, splits, hashes")
+    seed: int = Field(default=0, ge=0, description="seed of all random choices: samples, splits, hashes")
     keep_intermediate: bool = Field(
         default=True,
-        description="keep the output of each stage, so that later stages can be repeated with other options; otherwise "
-        "a run needs disk space for the documents of two stages only",
+        description="keep the output of each stage, so that later stages can be repeated with other options; "
+        "otherwise only two stages use disk space at a time",
     )
     executors: ExecutorSettings = Field(
-        default_factory=ExecutorSettings, description="where tasks run, by name of the executor"
+        default_factory=ExecutorSettings, description="executor settings, by executor name"
     )
 
 
@@ -106,8 +106,8 @@ def _refuse_half_characters(value: object) -> None:
     """A pipeline is kept as a text file: a file name in it must be text. Raises `ConfigError`."""
     if isinstance(value, str) and value != printable(value):
         raise ConfigError(
-            f"{printable(value)}: this name is not UTF-8, which a pipeline file cannot contain: give the directory "
-            "that it is in (files in it may have any name), or rename it"
+            f"{printable(value)}: the name is not UTF-8, which a pipeline file cannot contain; list its directory "
+            "instead (files inside may have any name), or rename it"
         )
     if isinstance(value, Mapping):
         value = list(value.values())

@@ -49,8 +49,8 @@ class RayExecutor(Executor):
         except ConnectionError as error:
             address = self._settings.address
             raise DataError(
-                f"executors.ray: no Ray cluster answers at address '{address}': give another, or null to start one on "
-                "this machine"
+                f"executors.ray: no Ray cluster at address '{address}'; set another, or null to start one on this "
+                "machine"
             ) from error
         return self
 
@@ -70,11 +70,11 @@ class RayExecutor(Executor):
             task_done(task)
         if waiting:
             if not failure and (died := begun(planned, waiting)):
-                return dict.fromkeys(died, "killed on Ray, as for want of memory")
+                return dict.fromkeys(died, "killed on Ray, probably out of memory")
             cause = f" ({failure[0]})" if failure else ""
             raise DataError(
-                f"{planned.step.name}: {len(waiting):,} of {len(tasks):,} tasks were not finished on Ray{cause}, the "
-                f"first of them {min(waiting)}: see {log_dir}"
+                f"{planned.step.name}: {len(waiting):,} of {len(tasks):,} tasks unfinished on Ray{cause}, the first "
+                f"one {min(waiting)}: see {log_dir}"
             )
         return {}
 
@@ -91,7 +91,7 @@ class RayExecutor(Executor):
                 mem_per_cpu_gb=settings.mem_per_cpu_gb,
                 logging_dir=str(log_dir),
             ).run()
-        except Exception as error:  # noqa: BLE001 - told to the caller's thread, which raises it in its own words
+        except Exception as error:  # noqa: BLE001 - passed to the caller's thread, which raises its own error
             failure.append(error)
 
     def __exit__(self, *error: object) -> None:

@@ -11,7 +11,7 @@
 
 A step's fingerprint covers the options of its stage and of all before, the names and sizes of the files that they read,
 and the revision of the code's results. A finished task with another fingerprint is never silently used, and never
-silently thrown away either: somebody may have paid a cluster for it.
+silently discarded either: it may have cost cluster time.
 """
 
 import functools
@@ -202,13 +202,13 @@ def _check(planned: Sequence[_PlannedStage], work: Path, redo: bool) -> None:
     others = [path for path in sorted(work.glob("[0-9][0-9]-*")) if path not in known]
     if others and not redo:
         raise DataError(
-            f"{others[0]}: belongs to another pipeline: choose another output, or discard its work with --redo"
+            f"{others[0]}: belongs to another pipeline; choose another output, or discard its work with --redo"
         )
     foreign = [number for number, stage in enumerate(planned) if any(_is_foreign(step) for step in stage.steps)]
     if foreign and not redo:
         raise DataError(
-            f"{planned[foreign[0]].steps[0].directory}: was made with other options, inputs or an older glmforge: "
-            "restore the old options, choose another output, or repeat it and all stages after it with --redo"
+            f"{planned[foreign[0]].steps[0].directory}: was made with other options, inputs or an older glmforge; "
+            "restore the old options, choose another output, or repeat it and all later stages with --redo"
         )
     for path in others:
         shutil.rmtree(path)
@@ -227,7 +227,7 @@ def _forget_damaged(planned: Sequence[_PlannedStage], *, released: bool) -> None
             last = number == len(planned) - 1 and step is stage.steps[-1]
             for task in range(step.step.num_tasks):
                 if step.is_done(task) and step.is_damaged(task, released=released and not last):
-                    _log.warning("%s: a file of it is damaged or gone: done again", step.task_directory(task))
+                    _log.warning("%s: one of its files is damaged or missing; repeating it", step.task_directory(task))
                     shutil.rmtree(step.task_directory(task))
 
 
@@ -308,7 +308,7 @@ def _statistics(stage: _PlannedStage) -> Statistics:
 
 
 def _forget_flow(statistics: Statistics) -> None:
-    """Documents flow in and out of a stage once, whatever its inner steps count."""
+    """Documents flow in and out of a stage once, regardless of its inner steps count."""
     statistics.read, statistics.written = type(statistics.read)(), type(statistics.written)()
     statistics.languages, statistics.sources, statistics.scores = {}, {}, {}
     statistics.lengths.clear()

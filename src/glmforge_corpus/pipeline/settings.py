@@ -15,14 +15,14 @@ class SlurmSettings(Strict):
     """A job array per step, submitted from a machine with sbatch; the output directory is on shared storage."""
 
     partition: str
-    time: str = Field(default="24:00:00", description="time limit of an array job, as sbatch takes it")
+    time: str = Field(default="24:00:00", description="time limit of an array job, in sbatch syntax")
     workers: int = Field(default=-1, ge=-1, description="array jobs run in parallel; -1: no limit")
-    tasks_per_job: int = Field(default=1, ge=1, description="tasks that an array job runs in sequence")
+    tasks_per_job: int = Field(default=1, ge=1, description="tasks per array element, run in sequence")
     cpus_per_task: int = Field(default=1, ge=1)
     mem_per_cpu_gb: int = Field(default=4, ge=1)
     qos: str | None = None
-    env_command: str = Field(default="", description="shell line before each job; empty: this Python's environment")
-    sbatch_args: dict[str, str] = Field(default_factory=dict, description="further options of sbatch, without --")
+    env_command: str = Field(default="", description="shell line run before each job; empty: this Python's environment")
+    sbatch_args: dict[str, str] = Field(default_factory=dict, description="further sbatch options, without --")
 
 
 class RaySettings(Strict):

@@ -40,7 +40,7 @@ class SlurmExecutor(Executor):
                 task_done(task)
             if waiting and not queued:
                 return self._deaths(planned, waiting, len(tasks), log_dir)
-            if waiting and _could_not_be_launched(self._job):
+            if waiting and _raise_or_resubmit(self._job):
                 self._launch_again(planned)
                 return {}
             if waiting:
@@ -54,10 +54,10 @@ class SlurmExecutor(Executor):
         job, self._job = self._job, None
         subprocess.run(["scancel", job], check=False)
         self._failed_launches += 1
-        told = f"{planned.step.name}: Slurm could not launch job {job} on its node"
+        said = f"{planned.step.name}: Slurm could not launch job {job} on its node"
         if self._failed_launches >= MAX_LAUNCHES:
-            raise DataError(f"{told}, as {MAX_LAUNCHES - 1} others: see the log of slurmd there, then run this again")
-        _log.warning("%s; it is submitted again", told)
+            raise DataError(f"{said}, nor {MAX_LAUNCHES - 1} others; see the slurmd log there, then run this again")
+        _log.warning("%s; resubmitting", said)
 
     def _deaths(self, planned: PlannedStep, waiting: set[int], num_tasks: int, log_dir: Path) -> dict[int, str]:
         """The tasks whose processes were killed, unless Slurm itself ended them: a limit of time is no fault of a file.
@@ -71,10 +71,10 @@ class SlurmExecutor(Executor):
         states = _end_states(job)
         if died and states and states <= _DIED:
             return dict.fromkeys(died, f"Slurm job {job}: {', '.join(sorted(states - {'COMPLETED'}))}")
-        told = f" ({', '.join(sorted(states - _DIED))})" if states - _DIED else ""
+        said = f" ({', '.join(sorted(states - _DIED))})" if states - _DIED else ""
         raise DataError(
             f"{planned.step.name}: Slurm job {job} ended with {len(waiting):,} of {num_tasks:,} tasks unfinished, the "
-            f"first of them {min(waiting)}{told}: see {log_dir}"
+            f"first of them {min(waiting)}{said}: see {log_dir}"
         )
 
     def _submit(self, planned: PlannedStep, tasks: Sequence[int], log_dir: Path) -> str:
@@ -105,7 +105,7 @@ class SlurmExecutor(Executor):
         try:
             submission.run()
         except (OSError, subprocess.CalledProcessError) as error:
-            raise DataError(f"executors.slurm: sbatch rejected the job and said why above ({error})") from error
+            raise DataError(f"executors.slurm: sbatch rejected the job, see its message above ({error})") from error
         return str(submission.job_id)
 
     def __exit__(self, *error: object) -> None:
@@ -121,7 +121,7 @@ def _is_queued(job: str) -> bool:
     return bool(answer.stdout.strip())
 
 
-def _could_not_be_launched(job: str) -> bool:
+def _raise_or_resubmit(job: str) -> bool:
     """Whether Slurm holds an array job whose start failed on the node: it would wait for an administrator for ever."""
     return "launch failed requeued held" in _squeue("--jobs", job, "--format", "%r").stdout
 

@@ -37,9 +37,9 @@ class Statistics:
         read, written: what came in and what goes on.
         removed: reason -> what was removed for it; a document has one reason.
         failed: rule -> documents that fail it; a document may fail many.
-        counts: whatever else was counted.
+        counts: further counters.
         quarantined: reason -> records that could not be read as documents.
-        languages: language -> what is written in it ("unknown" where nobody looked).
+        languages: language -> what is written in it ("unknown" where not detected).
         sources: source -> what is written of it.
         lengths: k -> documents written whose text has [2^k, 2^(k+1)) bytes.
         scores: score -> documents written per bin of [0, 1] in `NUM_SCORE_BINS` bins, of scores that lie there.

@@ -48,7 +48,7 @@ class PlannedStep:
         return task_directory(self.directory, self.step.name, task)
 
     def is_done(self, task: int) -> bool:
-        """Whether the task's result is there, whatever options it was made with."""
+        """Whether the task's result exists, for any options it was made with."""
         return (self.task_directory(task) / DONE).is_file()
 
     def done(self, task: int) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class PlannedStep:
         try:
             return json.loads(path.read_bytes())  # type: ignore[no-any-return]
         except (OSError, ValueError) as error:
-            raise DataError(f"{path}: cannot be read ({error}): remove its directory, and run again") from error
+            raise DataError(f"{path}: cannot be read ({error}); remove its directory, and run again") from error
 
     def is_damaged(self, task: int, *, released: bool) -> bool:
         """Whether a file of a finished task is gone or has another size; `released` ones may be gone."""

@@ -60,7 +60,7 @@ def _languages(last: dict[str, Any]) -> Figure | None:
         plot.axes.bar(range(len(ordered)), [flow["bytes"] for _, flow in ordered], width=0.6, color=SERIES[0])
         plot.axes.set_xticks(range(len(ordered)), [name for name, _ in ordered], rotation=45, ha="right")
         plot.axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value)))
-    return Figure("Languages", f"Text that came out, the {len(ordered)} largest.", plot.svg)
+    return Figure("Languages", f"Output text, the {len(ordered)} largest.", plot.svg)
 
 
 def _score(name: str, bins: Sequence[int]) -> Figure:
@@ -68,4 +68,4 @@ def _score(name: str, bins: Sequence[int]) -> Figure:
         plot.axes.stairs(bins, np.linspace(0, 1, len(bins) + 1), fill=True, color=SERIES[0])
         plot.axes.set(xlabel=f"score: {name}", ylabel="documents")
         plot.axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: format_count(value)))
-    return Figure(f"Score: {name}", "Of the documents that came out.", plot.svg)
+    return Figure(f"Score: {name}", "Output documents.", plot.svg)

@@ -65,7 +65,7 @@ def _tiles(stages: Sequence[dict[str, Any]]) -> list[Tile]:
     return [
         Tile("Documents", format_count(last["written"]["documents"])),
         Tile("Text", format_bytes(last["written"]["bytes"])),
-        Tile("Of what came in", _share(last["written"]["bytes"], read), "of the text"),
+        Tile("Of the input", _share(last["written"]["bytes"], read), "of the text"),
         Tile("Quarantined", f"{quarantined:,}", "records"),
         Tile("CPU time", format_duration(seconds)),
     ]
@@ -104,7 +104,7 @@ def _removed(stages: Sequence[dict[str, Any]]) -> Table:
         for stage in stages
         for reason, flow in _largest(stage["statistics"]["removed"], lambda flow: flow["documents"])
     ]
-    note = "Each document that was removed, under the first reason for it."
+    note = "Removed documents, by the first reason."
     columns = ["stage", "reason", "documents", "share of the stage's", "text"]
     return make_table("Removed", columns, rows, note=note)
 
@@ -116,7 +116,7 @@ def _rules(stages: Sequence[dict[str, Any]]) -> Table:
         for rule, count in _largest(stage["statistics"]["failed"], lambda count: count)
         if count
     ]
-    note = "Documents that fail a rule, whether or not another one was named as the reason."
+    note = "Documents that fail a rule, even if another rule was the reason."
     return make_table("Rules", ["stage", "rule", "documents", "share of the stage's"], rows, note=note)
 
 
@@ -126,7 +126,7 @@ def _quarantined(stages: Sequence[dict[str, Any]]) -> Table:
         for stage in stages
         for reason, count in sorted(stage["statistics"]["quarantined"].items())
     ]
-    note = "Records that could not be read: quarantine.jsonl has each."
+    note = "Unreadable records; quarantine.jsonl lists them."
     return make_table("Quarantine", ["stage", "reason", "records"], rows, note=note)
 
 
@@ -137,7 +137,7 @@ def _counts(stages: Sequence[dict[str, Any]]) -> Table:
         for name, count in sorted(stage["statistics"]["counts"].items())
         if count
     ]
-    return make_table("Counted on the way", ["stage", "what", "count"], rows)
+    return make_table("Counters", ["stage", "what", "count"], rows)
 
 
 def _groups(title: str, column: str, groups: dict[str, dict[str, int]]) -> Table:
@@ -146,7 +146,7 @@ def _groups(title: str, column: str, groups: dict[str, dict[str, int]]) -> Table
         [name, f"{flow['documents']:,}", format_bytes(flow["bytes"]), _share(flow["bytes"], total)]
         for name, flow in _largest(groups, lambda flow: flow["bytes"])
     ]
-    return make_table(title, [column, "documents", "text", "share of the text"], rows, note="Of what came out.")
+    return make_table(title, [column, "documents", "text", "share of the text"], rows, note="Of the output.")
 
 
 def _samples(stages: Sequence[dict[str, Any]]) -> Iterable[_Sample]:

@@ -81,7 +81,7 @@ def _with_metadata(text: str, metadata: Mapping[str, object], random: Generator,
 
 
 def _with_slips(text: str, metadata: Mapping[str, object], random: Generator, options: Augment) -> str:
-    """Letters swapped with the next, left out, doubled, or mistaken for a neighbour on the keyboard."""
+    """Letters swapped with the next, omitted, doubled, or mistaken for a neighbour on the keyboard."""
     letters = list(text)
     for position in np.flatnonzero(random.random(len(letters)) < options.typing_rate).tolist():
         letter = letters[position]

@@ -20,7 +20,7 @@ class Repeat(Stage):
     """
 
     kind: ClassVar[str] = "repeat"
-    most: int = Field(default=10, ge=1, description="no document is repeated more often than this")
+    most: int = Field(default=10, ge=1, description="most copies of a document")
 
     def steps(self, context: StageContext) -> list[Step]:
         return [_Copy(tuple(context.shards), self.most)]

@@ -1,4 +1,4 @@
-"""The stage that keeps a sample, the same one whatever the shards, workers and machines."""
+"""The stage that keeps a sample, the same one regardless of the shards, workers and machines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Sample(Stage):
     @model_validator(mode="after")
     def _check_size(self) -> Self:
         if (self.fraction is None) == (self.documents is None):
-            refuse("fraction", "give either a fraction or a number of documents")
+            refuse("fraction", "set either a fraction or a number of documents")
         return self
 
     def steps(self, context: StageContext) -> list[Step]:
@@ -110,7 +110,7 @@ class _Keep(PerShard):
 
 
 def _columns(by: str) -> list[str]:
-    """The text is not needed to choose, but a batch without one is none."""
+    """The text is not needed to choose, but a batch needs it."""
     return ["id", *({"all": [], "language": ["language"], "source": ["source"]}[by])]
 
 

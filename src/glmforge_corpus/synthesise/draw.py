@@ -16,7 +16,7 @@ class Draw:
     """A stream of choices named by its key.
 
     Args:
-        key: whatever names the stream, such as `(seed, "algebra", 3, 17)`; equal keys give equal streams.
+        key: anything that identifies the stream, such as `(seed, "algebra", 3, 17)`; equal keys give equal streams.
     """
 
     __slots__ = ("_random",)

@@ -70,7 +70,7 @@ def _templates(family: str, level: int) -> tuple[tuple[str, Template], ...]:
     if family not in FAMILIES:
         raise ConfigError(f"family '{family}': no such family: choose from {', '.join(FAMILIES)}")
     if level not in LEVELS:
-        raise ConfigError(f"level {level}: levels go from {LEVELS[0]} to {LEVELS[-1]}")
+        raise ConfigError(f"level {level}: must be from {LEVELS[0]} to {LEVELS[-1]}")
     return tuple((name, template) for name, (least, template) in FAMILIES[family].items() if level >= least)
 
 

@@ -5,7 +5,7 @@ has the independent checker go over each, and looks for evaluation items in them
 of each question, in the order of families, levels and indices; *documents*, a task per range again, writes what was
 chosen, as documents and as conversations. Nothing depends on the number of tasks or workers but the files' names.
 
-`decontaminate.contamination` leaves out n-grams that prove nothing, such as rows of numbers, because web text is full
+`decontaminate.contamination` omits n-grams that prove nothing, such as rows of numbers, because web text is full
 of them. Here a problem more or less costs nothing, so the plain rule of GPT-3 (arXiv:2005.14165, appendix C) is applied
 as well: no run of 13 words in common. Such a run holds one of the blocks of 7 that a text is cut into: only those are
 looked up, and texts with a hit are gone over in full.
@@ -115,7 +115,7 @@ class Problems(Stage):
             if not given:
                 refuse(field, f"name at least one of {', '.join(map(str, known))}")
             if len(set(given)) < len(given):
-                refuse(field, "has a name twice: give each once")
+                refuse(field, "has a duplicate name; list each once")
         return self
 
     def check(self) -> Self:

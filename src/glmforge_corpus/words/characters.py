@@ -8,7 +8,7 @@ Sentence_Terminal, to which the full-width full stop is added), and the punctuat
 datatrove do not count as part of a word, a set chosen manually there.
 
 `UNSPACED` lists scripts that are written without spaces between words. Between two spaces stands a clause or a whole
-page there, so whatever compares "by word" takes every letter of them for a word. Tibetan has a mark after every
+page there, so anything that compares "by word" takes every letter of them for a word. Tibetan has a mark after every
 syllable (`TSHEG`) instead. Korean and the scripts of India, Ethiopia and the Middle East are written with spaces.
 """
 

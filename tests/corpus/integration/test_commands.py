@@ -95,7 +95,7 @@ def test_clean_analyze_and_what_they_leave_behind(run, corpus, tmp_path):
 
 def test_another_command_does_not_take_the_place_of_one(run, corpus, tmp_path):
     run("sample", corpus, "--documents", 7, "--out", "mine")
-    with pytest.raises(DataError, match=r"01-sample: belongs to another pipeline: choose another output"):
+    with pytest.raises(DataError, match=r"01-sample: belongs to another pipeline; choose another output"):
         run("augment", corpus, "--operation", "case=1", "--out", "mine")
     assert len(_documents(tmp_path / "mine")) == 7
     run("augment", corpus, "--operation", "case=1", "--out", "mine", "--redo")
@@ -165,7 +165,7 @@ def test_inputs_of_one_name_have_names_of_their_own(run, tmp_path):
     [
         (["clean", "nowhere.jsonl"], DataError, r"^nowhere.jsonl: no such file or directory"),
         (["clean", "corpus.jsonl", "--languages", "eng"], DataError, r"--languages.*'eng'.* did you mean 'en'"),
-        (["clean", "corpus.jsonl", "--text-field", "content"], DataError, r"no documents are left: o/report.html"),
+        (["clean", "corpus.jsonl", "--text-field", "content"], DataError, r"no documents remain; o/report.html"),
         (["clean", "corpus.jsonl", "--quality-model", "none.npz"], DataError, r"none.npz"),
         (
             ["dedup", "corpus.jsonl", "--threshold", "1.5"],
@@ -174,7 +174,7 @@ def test_inputs_of_one_name_have_names_of_their_own(run, tmp_path):
         ),
         (["dedup", "corpus.jsonl", "--against", "nowhere"], DataError, r"--against nowhere: not the output of"),
         (["decontaminate", "corpus.jsonl", "--against", "none.jsonl"], DataError, r"none.jsonl"),
-        (["sample", "corpus.jsonl"], ConfigError, r"^--fraction: give either a fraction or a number of documents"),
+        (["sample", "corpus.jsonl"], ConfigError, r"^--fraction: set either a fraction or a number of documents"),
         (["sample", "corpus.jsonl", "--documents", "2", "--by", "id"], ConfigError, r"^--by: should be 'all', "),
         (["augment", "corpus.jsonl", "--operation", "rhyme=1"], ConfigError, r"^--operation: should be 'metadata', "),
         (
@@ -185,7 +185,11 @@ def test_inputs_of_one_name_have_names_of_their_own(run, tmp_path):
         (["augment", "corpus.jsonl", "--operation", "case=nan"], DataError, r"--operation case=nan: must be"),
         (["augment", "corpus.jsonl", "--operation", "case", "--operation", "case=1"], DataError, r"case has a share"),
         (["dedup", "corpus.jsonl", "--keep", "longst"], ConfigError, r"keep: 'longst': did you mean 'longest'\?"),
-        (["dedup", "corpus.jsonl", "--keep", "quality"], DataError, r"keep: documents have no score 'quality' \(they"),
+        (
+            ["dedup", "corpus.jsonl", "--keep", "quality"],
+            DataError,
+            r"keep: documents have no score 'quality' \(available",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_one_line(run, corpus, arguments, error, message):
@@ -199,7 +203,7 @@ def test_what_cannot_be_done_is_one_line(run, corpus, arguments, error, message)
     ("name", "message"),
     [
         ("picture.png", r"picture.png: an evaluation set is a file .jsonl"),
-        ("pictures", r"pictures: evaluation set 'pictures' has no items: give a file .jsonl"),
+        ("pictures", r"pictures: evaluation set 'pictures' has no items; pass a file .jsonl"),
         ("other.jsonl", r"other.jsonl:1 has no field question, problem, .* \(it has: content\)"),
         ("cut.jsonl", r"cut.jsonl: not readable as an evaluation set"),
     ],

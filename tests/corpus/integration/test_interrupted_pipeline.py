@@ -57,7 +57,7 @@ def test_interrupted_it_stops_at_once_and_goes_on_later(tmp_path, workers, said)
     finally:
         process.kill()  # and the workers end with it
     assert process.returncode == 130
-    assert errors.splitlines()[-1] == "glmforge: interrupted: run the same command again and it continues from here"
+    assert errors.splitlines()[-1] == "glmforge: interrupted: run it again to resume"
     assert "Traceback" not in errors
     assert printed == ""
     root = out / ".work" / "00-stuck" / "documents"

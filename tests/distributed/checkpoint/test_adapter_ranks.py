@@ -185,7 +185,7 @@ def test_what_was_never_whole_is_no_reason_not_to_begin(tmp_path):
     assert run_ranks(resume_alone, 2, tmp_path) == [None, None]
     run_ranks(save_alone, 2, tmp_path, 1)
     note_whole(tmp_path / "checkpoints")
-    assert all("no checkpoint there is whole" in said for said in run_ranks(resume_alone, 2, tmp_path))
+    assert all("no complete checkpoint" in said for said in run_ranks(resume_alone, 2, tmp_path))
 
 
 def save_everywhere(root: Path, *steps: int) -> None:

@@ -164,7 +164,9 @@ def refusal(directory: Path, layout: Layout, config: ModelConfig) -> str:
 
 EXPERT = "model.layers.1.mlp.experts.2.up_proj.weight"
 DEFECTS: dict[str, tuple[Callable[[dict[str, Tensor]], object], str]] = {
-    "missing": (lambda t: t.pop(EXPERT), f"{EXPERT} missing; config.json asks for them"),
+    "missing": (lambda t: t.pop(EXPERT), f"{EXPERT} missing, required by config.json"),
+    "unexpected": (lambda t: t.update(extra=torch.zeros(1)), "extra in the files, but not in config.json's model"),
+    "shape": (lambda t: t.update({EXPERT: torch.zeros(24, 12)}), f"{EXPERT} is [24, 12], but config.json implies"),
     "type": (lambda t: t.update({EXPERT: t[EXPERT].bfloat16()}), f"{EXPERT} is torch.bfloat16, "),
 }
 
@@ -182,11 +184,12 @@ def test_what_import_refuses_is_refused_on_all_ranks(
 
 
 MODELS = {
-    "depth": (uneven_config(num_hidden_layers=4), "this run has no place for model.layers.3.enorm.weight"),
+    "depth": (uneven_config(num_hidden_layers=4), "has model.layers.3.enorm.weight"),
     "more layers": (
         uneven_config(num_hidden_layers=4, num_nextn_predict_layers=0),
         "lacks model.layers.3.input_layernorm.weight",
     ),
+    "fewer layers": (uneven_config(num_hidden_layers=2, num_nextn_predict_layers=0), "which this run lacks"),
     "width": (uneven_config(vocab_size=86), "model.embed_tokens.weight is [84, 24] there and [86, 24] in this run"),
 }
 
@@ -208,7 +211,7 @@ def test_mtp_layers_that_only_one_side_has(tmp_path: Path) -> None:
     assert run(load, layout, tmp_path / "with", layout, without, torch.float32) == [without] * 2
     (message, other) = run(refusal, layout, tmp_path / "without", layout, with_mtp)
     assert message == other
-    assert f"holds no MTP layer {MTP}" in message
+    assert f"lacks MTP layer {MTP}" in message
     assert run(load, layout, tmp_path / "without", layout, with_mtp, torch.float32, True) == [without] * 2
 
 
@@ -294,8 +297,8 @@ def test_what_one_rank_cannot_do_is_refused_on_all_and_leaves_nothing_behind(tmp
     messages, others = run_ranks(refused_exports, 2, tmp_path)
     assert messages == others
     lacking, misshaped, taken, disk = messages
-    assert lacking == "the model to export lacks lm_head.weight, which its configuration asks for"
-    assert misshaped.endswith("model.norm.weight is [25] and has to be [24]")
+    assert lacking == "the model to export lacks lm_head.weight, which its configuration requires"
+    assert misshaped.endswith("model.norm.weight is [25], expected [24]")
     assert "exists; choose another directory, or replace an earlier export with --force" in taken
     assert disk.startswith(f"{tmp_path}/hf was not written: rank 1: ")
     assert "File too large" in disk

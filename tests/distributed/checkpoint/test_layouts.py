@@ -163,9 +163,9 @@ def test_misfits_are_those_of_all_ranks_together(checkpoint_of: Callable[[str], 
     outcomes = run_ranks(load_changed, 4, checkpoint_of("one"))
     assert outcomes == [outcomes[0]] * 4
     lacking, extra, other = outcomes[0]
-    assert lacking.endswith("this run has no place for 1 tensor: model.lm_head.weight")
+    assert lacking.endswith("it has 1 tensor that this run lacks: model.lm_head.weight")
     assert extra.endswith("it lacks 1 tensor: model.reward_head.weight")
-    assert other.endswith("1 tensor of another shape: optim.step.lm_head.weight is [] there and [2] here")
+    assert other.endswith("1 tensor with another shape: optim.step.lm_head.weight is [] there and [2] here")
 
 
 def fail_to_read(path: Path) -> str:

@@ -176,7 +176,7 @@ def test_one_rank_that_cannot_write_stops_all_with_the_same_words(tmp_path):
     assert outcomes == [outcomes[0]] * 2
     assert f"{tmp_path}/step-00000002 was not saved: rank 1: file too large writing" in message
     assert "ulimit -f" in message
-    assert message.endswith("The last whole checkpoint is step-00000001")
+    assert message.endswith("The last complete checkpoint is step-00000001")
     assert "rank 0" not in message
     assert names == ["step-00000001"]
 

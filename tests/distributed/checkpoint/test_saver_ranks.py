@@ -167,7 +167,7 @@ def test_what_fails_on_one_rank_fails_on_all_with_the_same_words(tmp_path, local
     good, first, second, raised = with_too_many[0]
     assert good is None
     assert "rank 1: no space left on device" in first
-    assert "2 saves in a row failed, more than checkpoint.max_failed_saves = 1" in raised
+    assert "2 saves in a row failed, exceeding checkpoint.max_failed_saves = 1" in raised
     assert second in raised
     assert not [path for path in saved_in(tmp_path) if step_of(path) != 1]
 

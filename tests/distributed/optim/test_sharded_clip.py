@@ -87,7 +87,7 @@ def clip_what_cannot_be() -> None:
         clip_grad_norm_([parameter], 1.0, world)
     parameter = Parameter(distribute_tensor(torch.zeros(4), mesh, [Shard(0)]))
     parameter.grad = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
-    with pytest.raises(ValueError, match="needs the world"):
+    with pytest.raises(ValueError, match="needs their world"):
         clip_grad_norm_([parameter], 1.0)
 
 

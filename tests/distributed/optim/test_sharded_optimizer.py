@@ -371,7 +371,7 @@ def test_state_is_saved_and_loaded_in_place(tmp_path):
 def build_without_a_world() -> str:
     world = World.join(Layout(dp_shard=2), torch.device("cpu"))
     parameter = lay_out("lm_head.weight", torch.zeros(14, HIDDEN), world)
-    with pytest.raises(ValueError, match="needs the world") as refused:
+    with pytest.raises(ValueError, match="needs their world") as refused:
         build_optimizer([("lm_head.weight", parameter)], TABLE, CONFIG)
     return str(refused.value)
 

@@ -85,4 +85,4 @@ def rank_whose_store_breaks_first() -> str:
 
 def test_a_rank_that_is_about_to_end_is_not_called_unreachable() -> None:
     said = run_ranks(rank_whose_store_breaks_first, 2, init_group=False)[1]
-    assert "it ended without a word" in said
+    assert "it exited without a message" in said

@@ -106,8 +106,8 @@ def test_a_run_from_other_weights_says_so(base: Path, alone: Path, tiny_data: Ti
     config = tiny_data.run_config(tmp_path / "run", **(sections(base, {}, base / "fisher") | {"init_from": None}))
     train(config)
     told = [event["event"] for event in read_jsonl(config.output_dir / "events.jsonl")]
-    assert "pulled elsewhere" in told
-    assert "pulled elsewhere" not in [event["event"] for event in read_jsonl(alone / "events.jsonl")]
+    assert "different weights" in told
+    assert "different weights" not in [event["event"] for event in read_jsonl(alone / "events.jsonl")]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_run_from_other_weights_says_so(base: Path, alone: Path, tiny_data: Ti
             {"model": tiny_config(vocab_size=512, num_hidden_layers=2).model_dump()},
             "it lacks|of another shape",
         ),
-        ({"model": tiny_config(vocab_size=640).model_dump()}, "of another shape: fisher.lm_head.weight"),
+        ({"model": tiny_config(vocab_size=640).model_dump()}, "with another shape: fisher.lm_head.weight"),
     ],
     ids=["no directory", "another model", "another shape"],
 )
@@ -135,6 +135,6 @@ def test_measuring_needs_weights_and_an_empty_place(base: Path, tiny_data: TinyD
     config = tiny_data.run_config(tmp_path, **sections(base, {}))
     with pytest.raises(GlmforgeError, match="init_from: not set"):
         write_fisher(config.model_copy(update={"init_from": None}), tiny_data.train, tmp_path / "out", num_rows=1)
-    with pytest.raises(GlmforgeError, match="is already there"):
+    with pytest.raises(GlmforgeError, match="already exists"):
         write_fisher(config, tiny_data.train, base / "fisher", num_rows=1)
     assert not (tmp_path / "out").exists()

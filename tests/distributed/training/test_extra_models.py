@@ -105,12 +105,12 @@ def test_it_resumes_on_another_layout(
 
 
 def test_one_model_does_not_go_on_as_two_nor_two_as_one(tiny_data: TinyData, tmp_path: Path) -> None:
-    for critic, words in ((True, "holds a further trained model, 'critic'"), (False, "lacks the further model 'crit")):
+    for critic, words in ((True, "contains another trained model, 'critic'"), (False, "lacks the model 'crit")):
         root = tmp_path / f"{critic}"
         train_on(tiny_data, root, 1, {}, critic=critic)
         with pytest.raises(RankFailure, match=f"does not fit this run: it {words}"):
             train_on(tiny_data, root, 1, {}, critic=not critic)
-    with pytest.raises(CheckpointError, match=r"holds further trained models \(critic\)"):
+    with pytest.raises(CheckpointError, match=r"contains further trained models \(critic\)"):
         reset_optimizer(tmp_path / "True", tmp_path / "reset")
 
 
@@ -119,5 +119,5 @@ def test_adapters_with_a_critic_are_refused() -> None:
     trainer: Any = SimpleNamespace(
         backend=SimpleNamespace(state_tensors=dict), extra_models={"critic": None}, config=config
     )
-    with pytest.raises(ConfigError, match=r"cannot hold a further trained model \(critic\)"):
+    with pytest.raises(ConfigError, match=r"cannot store additional trained models \(critic\)"):
         CheckpointHook(config, {}, "none").resume(trainer)

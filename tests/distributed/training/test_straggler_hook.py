@@ -24,7 +24,7 @@ CASES: list[tuple[list[float | None], float, dict[str, Any], str]] = [
         [2.0, 2.0, 5.0, 2.0],
         1.25,
         {"straggler_ratio": 2.5, "slowest_rank": 2},
-        "5.000 s of its own, the median is 2.000",
+        "5.000 s of compute time, median 2.000",
     ),
     ([2.0, 2.0, 5.0, 2.0], 2.75, {"straggler_ratio": 2.5, "slowest_rank": 2}, ""),
     ([4.5, 4.0, 4.0, 4.0], 1.25, {"straggler_ratio": 1.125, "slowest_rank": 0}, ""),

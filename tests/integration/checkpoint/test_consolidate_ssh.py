@@ -207,7 +207,7 @@ def test_the_command(tmp_path: Path, ready) -> None:
         timeout=LIMIT_S
     )
     assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith("glmforge: node9: ssh does not reach it (")
+    assert err.startswith("glmforge: node9: ssh cannot connect (")
     process = glmforge("consolidate", run, *options)
     out, err = process.communicate(timeout=LIMIT_S)
     assert (process.returncode, err.strip()) == (0, "")
@@ -231,6 +231,9 @@ def test_ctrl_c_is_one_line_and_ends_what_it_started(tmp_path: Path, template: P
         time.sleep(0.01)  # the command needs the processor, too
     os.kill(process.pid, signal.SIGINT)  # to the command alone, as from a script
     _, err = process.communicate(timeout=LIMIT_S)
-    assert (process.returncode, err) == (130, "glmforge: interrupted; what has arrived whole is kept, run it again\n")
+    assert (process.returncode, err) == (
+        130,
+        "glmforge: interrupted; complete files are kept; run it again to resume\n",
+    )
     with pytest.raises(ProcessLookupError):
         os.kill(int(told.read_text()), 0)

@@ -35,7 +35,7 @@ def test_a_look_shows_what_is_learnt_and_counts_everything(run) -> None:
     shown = "[gMASK]<sop><|user|>\nIs it hot?/nothink<|assistant|>\n<think></think>»\nIt is, and loud.<|user|>«"
     assert shown in output
     assert "chat.jsonl:3:" not in output
-    assert "3 records, 1 of them wrong, 1 document, 1 too long and dropped, " in output
+    assert "3 records, 1 of them invalid, 1 document, 1 too long and dropped, " in output
     assert "longer than 60 tokens (--out would refuse the first of them)" in output
     assert "chat.jsonl:2: the last message must be the assistant's" in output
 
@@ -47,11 +47,11 @@ def test_what_a_text_does_to_a_terminal_is_shown_and_not_done(run) -> None:
 
 
 def test_writing(run, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"chat\.jsonl:2: .*wrong records: 1, allowed: 0"):
+    with pytest.raises(DataError, match=r"chat\.jsonl:2: .*invalid records: 1, allowed: 0"):
         run("--out", "a")
-    assert "3 records, 1 of them wrong, 2 documents, " in run("--out", "a", "--max-wrong", 1)
+    assert "3 records, 1 of them invalid, 2 documents, " in run("--out", "a", "--max-wrong", 1)
     assert TokenShard(tmp_path / "a").num_documents == 2
-    with pytest.raises(DataError, match="exists already"):
+    with pytest.raises(DataError, match="already exists"):
         run("--out", "a", "--max-wrong", 1)
     options = ("--out", "a", "--max-wrong", 1, "--force", "--max-tokens", 60, "--overlong", "cut", "--show", 2)
     output = run(*options)

@@ -54,7 +54,7 @@ def test_from_text_to_shards(run, corpus, tokenizer_dir, tmp_path):
     assert text in [record["body"] for record in RECORDS]
     assert training.info.source == str(corpus)
 
-    with pytest.raises(DataError, match=r"exists already.*--force"):
+    with pytest.raises(DataError, match=r"already exists.*--force"):
         run("tokenize", corpus, *options)
     assert run("tokenize", corpus, *options, "--force").exit_code == 0
 
@@ -66,7 +66,7 @@ def test_records_left_out_are_told(run, corpus, tokenizer_dir):
     with pytest.raises(DataError, match=r"corpus.jsonl, line 61: not JSON"):
         run("tokenize", corpus, *options)
     result = run("tokenize", corpus, *options, "--on-error", "skip")
-    assert "left out 1 record that cannot be read" in result.output
+    assert "skipped 1 unreadable record" in result.output
     assert "line 61: not JSON" in result.output
 
 
@@ -81,11 +81,11 @@ def test_pack(run, corpus, tokenizer_dir, tmp_path):
     assert f" rows of {longest + 1} tokens, " in first
     assert "% full, packed in " in first
     assert second.startswith(
-        f"0 of {len(RECORDS)} documents are cut, being longer; windows at a stride of seq_len would cut "
+        f"0 of {len(RECORDS)} documents are longer than a row and cut; packing: truncate would cut "
     )
-    assert "stored before, verified in" in run("pack", "data/x", "--seq-len", longest + 1, "--out", "packed").output
+    assert "already stored, verified in" in run("pack", "data/x", "--seq-len", longest + 1, "--out", "packed").output
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match="delete it, and it is built again"):
+    with pytest.raises(DataError, match="delete it to rebuild it"):
         run("pack", "data/x", "--seq-len", longest + 1, "--out", "packed")
 
 
@@ -108,7 +108,7 @@ def test_progress_is_told_on_stderr(run, corpus, tokenizer_dir, monkeypatch):
 def test_nothing_is_made_where_a_part_is_there_already(run, corpus, tokenizer_dir, tmp_path):
     options = ("--tokenizer", tokenizer_dir, "--out", "x", "--text-field", "body")
     run("tokenize", corpus, *options)
-    with pytest.raises(DataError, match=r"x.bin: exists already"):
+    with pytest.raises(DataError, match=r"x.bin: already exists"):
         run("tokenize", corpus, *options, "--held-out", 0.2)
     assert not (tmp_path / "x-held-out.bin").exists()
 
@@ -132,7 +132,7 @@ def test_an_output_that_cannot_be_is_told_before_the_work(run, corpus, tmp_path,
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("--inputs", ","), r"--inputs ',': names no shard"),
+        (("--inputs", ","), r"--inputs ',': no shard given"),
         (("--tokens", "inf"), r"--tokens inf: must be a number"),
         (("--tokenizer", "none"), r"none/tokenizer.json: no such file"),
         (("--tokenizer", "other"), r"x: written by another tokenizer"),

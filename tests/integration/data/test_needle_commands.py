@@ -59,7 +59,7 @@ def test_documents_questions_and_conversations(run: Run, tiny_data: TinyData, tm
         assert text == f"{user['content']} {assistant['content']}"
         assert (user["role"], assistant["role"]) == ("user", "assistant")
         assert assistant["content"].startswith("The secret number for ")
-    with pytest.raises(DataError, match=r"exists already.*--force"):
+    with pytest.raises(DataError, match=r"already exists.*--force"):
         run("data", "needles", *options, "--out", "data/shard")
 
 

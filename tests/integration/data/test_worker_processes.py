@@ -111,13 +111,13 @@ def test_a_warning_signal_to_all_processes_of_the_job(stream, number):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
 def test_a_warning_signal_before_a_reading_process_is_ready(stream, number, monkeypatch):
     """It may arrive between the birth of a process and the first line that the process runs of ours."""
-    ready = loader._heed_only_the_parent
+    ready = loader._ignore_interrupts
 
     def warned_first(worker: int) -> None:
         os.kill(os.getpid(), number)
         ready(worker)
 
-    monkeypatch.setattr(loader, "_heed_only_the_parent", warned_first)
+    monkeypatch.setattr(loader, "_ignore_interrupts", warned_first)
     read = list(Loader(stream, RANGES, num_workers=2))
     assert [batch.sample_indices[0] for batch in read] == [batch.first for batch in RANGES]
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()).isdisjoint({number}), "the trainer itself still hears it"
@@ -145,7 +145,9 @@ def test_a_reading_process_that_is_killed_is_one_line(stream):
         reader.join()
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-    with pytest.raises(DataError, match=r"^data\.num_workers: DataLoader worker .*; is memory short\? Try fewer$"):
+    with pytest.raises(
+        DataError, match=r"^data\.num_workers: DataLoader worker .*; out of memory\? Try fewer workers$"
+    ):
         list(batches)
 
 

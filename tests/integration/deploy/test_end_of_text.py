@@ -86,9 +86,9 @@ def test_a_larger_vocabulary_is_said(run: Path, caplog: pytest.LogCaptureFixture
 
     tokenizer = Tokenizer.load(run.parent / "tokenizer")
     lines = describe_changes(load_config(run.parent / "config.yaml").model, tokenizer)
-    assert "taking its own, [564, 571, 573] and 564" in lines[0]
-    assert "model.vocab_size 640 is larger than the tokenizer's 600 tokens: 40 rows" in lines[1]
+    assert "using the tokenizer's, [564, 571, 573] and 564" in lines[0]
+    assert "model.vocab_size 640 is larger than the tokenizer's 600 tokens: 40 embedding rows" in lines[1]
     assert len(describe_changes(load_config(run).model, tokenizer)) == 1
     with caplog.at_level(logging.INFO, logger="glmforge"):
         train(load_config(run.parent / "config.yaml", ["phases.0.steps=41"]))
-    assert "taking its own" in caplog.text
+    assert "using the tokenizer's" in caplog.text

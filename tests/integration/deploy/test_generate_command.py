@@ -83,7 +83,7 @@ def test_a_prompt_that_fails_midway(run: Path, tmp_path: Path, number: int) -> N
     result = generate(run, "--prompt", "x", "--grammar", tmp_path / "grammar", "-n", number)
     assert result.stdout == "abc\n" * number
     assert isinstance(result.exception, GlmforgeError)
-    assert "all that it allows is ruled out" in str(result.exception)
+    assert "it allows only excluded tokens" in str(result.exception)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_prompt_that_fails_midway(run: Path, tmp_path: Path, number: int) -> N
         (["--prompt", "x", "--cache-gib", "0"], "--cache-gib"),
         (["--prompt", "x", "--cache-gib", "nan"], "--cache-gib"),
         (["--prompt", "x", "--experts"], "--experts"),
-        ([], "give a file of prompts, or one with --prompt"),
+        ([], "pass a file of prompts or --prompt"),
         (["in.jsonl"], "--out"),
         (["--prompt", "x", "--out", "out.jsonl"], "--out"),
         (["--prompt", "x", "--logit-bias", "7"], "'7' is not TOKEN=NUMBER"),

@@ -101,7 +101,7 @@ def test_a_run_that_once_had_a_whole_checkpoint_does_not(tiny_data: TinyData, tm
     for published in (tmp_path / "run" / "checkpoints").glob("step-*"):
         published.rename(tmp_path / published.name)
     (tmp_path / "run" / "events.jsonl").unlink()  # records are no state
-    with pytest.raises(CheckpointError, match="no checkpoint there is whole"):
+    with pytest.raises(CheckpointError, match="no complete checkpoint"):
         train(config)
     assert list(tmp_path.glob("disk/tiny/step-*"))
 
@@ -112,7 +112,7 @@ def test_resume_never_minds_checkpoints_only(tiny_data: TinyData, tmp_path: Path
     (tmp_path / "run" / "checkpoints" / ".step-00000003.partial-host-1").mkdir(parents=True)
     assert train(config).step == 6
     assert steps_of(config) == [1, 2, 3, 4, 5, 6]
-    with pytest.raises(CheckpointError, match=r"holds checkpoints, but fault_tolerance\.resume is 'never'"):
+    with pytest.raises(CheckpointError, match=r"contains checkpoints, but fault_tolerance\.resume is 'never'"):
         train(config)
 
 

@@ -54,8 +54,8 @@ def test_starting_weights_are_scored_once_and_stand_beside_those_of_now(
     for record in read_jsonl(still.output_dir / "evaluation.jsonl"):
         assert record["bits_per_byte"] == pytest.approx(records[0]["bits_per_byte_at_start"], rel=1e-6)
     page = write_report(config.output_dir).read_text(encoding="utf-8")
-    assert "Compared with the starting weights" in page
-    assert "has been forgotten" in page
+    assert "Compared with the initial weights" in page
+    assert "means forgetting" in page
 
 
 def test_a_run_from_the_seed_compares_with_nothing(tiny_data: TinyData, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_run_from_the_seed_compares_with_nothing(tiny_data: TinyData, tmp_path
     train(config)
     record = read_jsonl(config.output_dir / "evaluation.jsonl")[-1]
     assert not {name for name in record if name.endswith(("at_start", "change"))}
-    assert "Compared with the starting weights" not in write_report(config.output_dir).read_text(encoding="utf-8")
+    assert "Compared with the initial weights" not in write_report(config.output_dir).read_text(encoding="utf-8")
 
 
 def test_the_commands_measure_verify_and_train(tiny_data: TinyData, published: Path, tmp_path: Path) -> None:

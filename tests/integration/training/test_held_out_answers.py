@@ -78,7 +78,7 @@ def test_the_last_answer_of_held_out_conversations_is_asked_for(config: RunConfi
     root = config.output_dir
     records = read_jsonl(root / "samples.jsonl")
     assert [record["step"] for record in records] == [2, 2, 2, 4, 4, 4]
-    assert "1 of 4 prompts of chat are passed over" in caplog.text
+    assert "1 of 4 prompts of chat are skipped" in caplog.text
     for record, messages in zip(records, HELD_OUT * 2, strict=True):
         thinking = messages[-1] is ANSWERS[2]
         prompt = render(messages[:-1], add_generation_prompt=True, thinking=thinking)
@@ -102,7 +102,7 @@ def test_the_last_answer_of_held_out_conversations_is_asked_for(config: RunConfi
     page = write_report(root).read_text(encoding="utf-8")
     assert page.count("&lt;b&gt;Yes&lt;/b&gt;") == 1, "the first reference, escaped once"
     assert page.count("At earlier evaluations") == 3
-    assert "Ended by themselves" in page
+    assert "Stopped" in page
 
 
 @pytest.mark.parametrize(
@@ -196,6 +196,6 @@ def test_every_layout_writes_the_same_answers(config: RunConfig, tmp_path: Path)
 def test_where_nothing_is_conversations_the_run_is_refused(config: RunConfig, tiny_data: TinyData) -> None:
     text = {"name": "text", "path": str(tiny_data.held_out)}
     data = config.data.model_dump(exclude_unset=True) | {"held_out": [text]}
-    with pytest.raises(ConfigError, match=r"held_out: no source in data.held_out is conv"):
+    with pytest.raises(ConfigError, match=r"held_out: data.held_out has no conversation source"):
         train(changed(config, data=data))
     assert not (config.output_dir / "metrics.jsonl").exists()

@@ -115,7 +115,7 @@ def test_a_score_model_begins_with_a_base_models_trunk_and_no_base_with_a_score_
     other = GlmMoe.create(config, seed=8)
     load_initial_weights(tmp_path / "score", other.state_dict(), config, "none")
     assert all(torch.equal(t, model.state_dict()[n]) for n, t in other.state_dict().items())
-    with pytest.raises(ConfigError, match="has lm_head = False, the run's model True; take model from there"):
+    with pytest.raises(ConfigError, match="has lm_head = False, but the run's model has True; use its model section"):
         train(start(tiny_data, tmp_path / "run", str(tmp_path / "score")))
     critic = config.model_copy(update={"heads": {"value": 1}})
     load_initial_weights(tmp_path / "score", GlmMoe.create(critic).state_dict(), critic, "none")
@@ -125,9 +125,9 @@ def test_a_score_model_begins_with_a_base_models_trunk_and_no_base_with_a_score_
     ("source", "model", "complaint"),
     [
         ("{base}/nothing", {}, r"^init_from: .*/nothing: no such directory"),
-        ("{base}@3", {}, r"^init_from: .*@3: there is no step-00000003"),
-        ("{base}", {"hidden_size": 32}, r"^init_from: .* has hidden_size = 48, the run's model 32"),
-        ("{base}", {"num_experts_per_tok": 1}, r"has num_experts_per_tok = \d+, the run's model 1"),
+        ("{base}@3", {}, r"^init_from: .*@3: no step-00000003"),
+        ("{base}", {"hidden_size": 32}, r"^init_from: .* has hidden_size = 48, but the run's model has 32"),
+        ("{base}", {"num_experts_per_tok": 1}, r"has num_experts_per_tok = \d+, but the run's model has 1"),
     ],
 )
 def test_it_is_refused_before_a_model_is_built(
@@ -161,5 +161,5 @@ def test_what_is_damaged_is_refused(tiny_data: TinyData, tmp_path: Path, base: P
     shutil.copytree(base / "checkpoints" / "step-00000002", copy)
     shard = next(copy.glob("*.distcp"))
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(CheckpointError, match="is not whole"):
+    with pytest.raises(CheckpointError, match="is incomplete"):
         train(start(tiny_data, tmp_path / "run", str(copy)))

@@ -10,7 +10,7 @@ from helpers.command import Commands, num_lines, own_lines, write_config
 from helpers.distributed import free_port
 from helpers.tiny_data import TinyData
 
-SAYS_FIRST = "glmforge: interrupted: finishes this step and saves; again to end at once, without saving"
+SAYS_FIRST = "glmforge: interrupted: finishing this step, then saving; press again to exit without saving"
 
 
 def config_in(tiny_data: TinyData, tmp_path: Path, steps: int, batch_size: int = 8) -> str:
@@ -29,7 +29,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(
     first.interrupt()
     assert first.wait() == (130 if ranks == 1 else 1)  # torchrun's own status
     stopped = num_lines(run / "metrics.jsonl")
-    says_last = f"glmforge: tiny: interrupted after step {stopped:,}; saved, the same command resumes there"
+    says_last = f"glmforge: tiny: interrupted after step {stopped:,}; saved, run it again to resume"
     assert own_lines(first.output) == [SAYS_FIRST, says_last]
     event = read_jsonl(run / "events.jsonl")[-1]
     assert (event["event"], event["step"]) == ("preempted", stopped)
@@ -49,7 +49,9 @@ def test_a_second_interrupt_ends_at_once(tiny_data: TinyData, tmp_path: Path, co
     started.wait_until(lambda: SAYS_FIRST in started.output)
     started.interrupt()
     assert started.wait() == 130
-    assert own_lines(started.output)[-1].startswith("glmforge: interrupted again: ends at once; the same command goes")
+    assert own_lines(started.output)[-1].startswith(
+        "glmforge: interrupted again: exiting without saving; run it again to resume"
+    )
     assert not list(run.glob("checkpoints/step-*"))
 
 
@@ -70,7 +72,7 @@ def test_an_interrupt_while_the_ranks_gather_is_one_line(
     assert started.wait() == 130
     assert "Traceback" not in started.output
     assert own_lines(started.output) == [
-        "glmforge: interrupted; the same command resumes from the last checkpoint, if there is one"
+        "glmforge: interrupted; run it again to resume from the last checkpoint, if there is one"
     ]
     assert not (tmp_path / "run").exists()
 
@@ -93,8 +95,8 @@ def test_the_demo_passes_it_on_and_waits(tiny_data: TinyData, tmp_path: Path, co
     assert demo.wait() == 130
     lines = own_lines(demo.output)
     assert lines[0] == SAYS_FIRST
-    assert "saved, the same command resumes there" in lines[1]
+    assert "saved, run it again to resume" in lines[1]
     assert lines[2] == (
-        f"glmforge: interrupted; 'glmforge train {config}' goes on with the training, the same demo again begins anew"
+        f"glmforge: interrupted; 'glmforge train {config}' resumes the training; running the demo again starts over"
     )
     assert len(list((run / "checkpoints").glob("step-*"))) == 1

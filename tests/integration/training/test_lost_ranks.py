@@ -35,9 +35,9 @@ def test_a_killed_rank_is_named_by_those_started_by_hand(
         assert "Traceback" not in started.output
         assert "pair.cc" not in started.output
         assert own_lines(started.output) == [
-            f"glmforge: rank {victim} on {HOST} (process {process}) was lost: it ended "
-            f"without a word, as when it is killed, or crashes, or memory runs out (its log: {log}); rank "
-            f"{rank} on {HOST} ends with it. Start the run again: it goes on from the last checkpoint"
+            f"glmforge: rank {victim} on {HOST} (process {process}) was lost: it exited without a message: killed, "
+            f"crashed, or out of memory (its log: {log}); rank "
+            f"{rank} on {HOST} exits with it. Run it again to resume from the last checkpoint"
         ]
 
 

@@ -46,10 +46,10 @@ def test_losses_are_the_same_with_needles(tiny_data: TinyData, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("needles", "observe", "words"),
     [
-        ({"lengths": [512]}, {}, "512 is longer than the sequences of any phase"),
+        ({"lengths": [512]}, {}, "512 is longer than any phase's sequences"),
         ({"haystack": "books"}, {}, "'books' is not in data.held_out: held_out"),
         ({"depths": [0.5, 0.5]}, {}, "0.5 is given more than once"),
-        ({}, {"evaluate_every": None}, "are looked for at evaluations: set observe.evaluate_every"),
+        ({}, {"evaluate_every": None}, "run at evaluations; set observe.evaluate_every"),
     ],
     ids=str,
 )
@@ -67,6 +67,6 @@ def test_generated_answers_need_whole_texts(tiny_data: TinyData, tmp_path: Path)
 
 
 def test_a_length_without_room_is_refused_before_the_first_step(tiny_data: TinyData, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"observe\.needles\.lengths: 64 tokens have no room"):
+    with pytest.raises(ConfigError, match=r"observe\.needles\.lengths: 64 tokens are too few for"):
         train(tiny_data.run_config(tmp_path, **sections(NEEDLES | {"lengths": [64]})))
     assert not (tmp_path / "checkpoints").exists()

@@ -145,11 +145,11 @@ def test_plan_and_dry_run_know_the_bytes(tiny_data: TinyData, base: Path, tmp_pa
 def test_what_cannot_be_is_refused(tiny_data: TinyData, run: Path, base: Path, tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="'nf4' is for runs with adapters"):
         run_of(tiny_data, tmp_path, base, lora=None)
-    with pytest.raises(ValidationError, match="needs the lengths of rows, which 'nf4' rounds"):
+    with pytest.raises(ValidationError, match="needs exact row norms, which 'nf4' rounds"):
         run_of(tiny_data, tmp_path, base, lora={"dora": True})
     with pytest.raises(ValidationError, match=r"blocks of 64 inputs together, which those of .*o_proj"):
         run_of(tiny_data, tmp_path, base, parallel={"tp": 2})
-    with pytest.raises(ConfigError, match="'nf4' is read from a directory in Hugging Face format"):
+    with pytest.raises(ConfigError, match="'nf4' loads from a Hugging Face directory"):
         train(run_of(tiny_data, tmp_path, run))
 
 

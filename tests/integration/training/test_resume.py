@@ -76,7 +76,7 @@ def test_other_data_is_refused_and_a_longer_run_is_not(tiny_data: TinyData, tmp_
     config = config_for(tiny_data, tmp_path / "run")
     train(config)
     before = config.model_copy(update={"seed": 7})
-    with pytest.raises(CheckpointError, match=r"seed was 0 and is 7 \(the order of the samples"):
+    with pytest.raises(CheckpointError, match=r"seed was 0 and is 7 \(it determines the order of samples"):
         train(before)
     longer = tiny_data.run_config(
         config.output_dir,

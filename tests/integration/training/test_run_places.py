@@ -50,14 +50,14 @@ def test_they_are_found_from_the_run(tiny_data: TinyData, tmp_path: Path, run: P
 def test_storage_that_is_not_mounted_is_no_new_run(tiny_data: TinyData, tmp_path: Path, run: Path) -> None:
     (tmp_path / "disk" / "weights").rename(tmp_path / "elsewhere")
     for sections in ({}, {"checkpoint": {}}):
-        with pytest.raises(CheckpointError, match=r"checkpoints: leads to .*weights, which is not there; mount it"):
+        with pytest.raises(CheckpointError, match=r"checkpoints: broken link to .*weights; mount it"):
             train(config_in(tiny_data, tmp_path, **sections))
     assert not (tmp_path / "disk" / "weights").exists()
 
 
 def test_a_new_place_must_have_what_the_old_one_had(tiny_data: TinyData, tmp_path: Path, run: Path) -> None:
     new = {"checkpoint": {"dir": str(tmp_path / "new")}}
-    with pytest.raises(CheckpointError, match=r"checkpoint.dir: is .*new, but the run's lie in .*weights; move"):
+    with pytest.raises(CheckpointError, match=r"checkpoint.dir: is .*new, but the run's files are in .*weights; move"):
         train(config_in(tiny_data, tmp_path, **new))
     shutil.move(tmp_path / "disk" / "weights", tmp_path / "new")
     (tmp_path / "disk" / "weights").mkdir()  # what is mounted there now
@@ -67,7 +67,7 @@ def test_a_new_place_must_have_what_the_old_one_had(tiny_data: TinyData, tmp_pat
 
 def test_files_are_not_hidden_by_a_link(tiny_data: TinyData, tmp_path: Path) -> None:
     train(config_in(tiny_data, tmp_path, checkpoint={}))
-    with pytest.raises(CheckpointError, match=r"checkpoint.dir: .*checkpoints holds files already; move it to"):
+    with pytest.raises(CheckpointError, match=r"checkpoint.dir: .*checkpoints already contains files; move it to"):
         train(config_in(tiny_data, tmp_path))
     assert list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
@@ -79,5 +79,5 @@ def test_one_run_at_a_time_writes_there(tiny_data: TinyData, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("below", ["", "checkpoints"])
 def test_a_place_in_the_run_itself(tiny_data: TinyData, tmp_path: Path, below: str) -> None:
-    with pytest.raises(ValidationError, match="is in output_dir by itself: leave it out"):
+    with pytest.raises(ValidationError, match="lies inside output_dir; remove it"):
         config_in(tiny_data, tmp_path, checkpoint={"dir": str(tmp_path / "run" / below)})

@@ -134,7 +134,7 @@ def test_a_cut_link_ends_the_run_and_it_goes_on_to_the_bit(
         assert "gave no answer: lost with the machine, or hanging" in line
     for line in (third, fourth):
         assert "rank 0 on host0" in line
-        assert "was lost: it cannot be reached any more" in line
+        assert "was lost: it is unreachable" in line
     again = start(config, hosts, 1)
     assert again.wait() == [0] * 4, again.tail()
     assert losses(config) == losses(whole[0])

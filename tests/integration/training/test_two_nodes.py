@@ -71,7 +71,7 @@ def other_revision(directory: Path, tiny_data: TinyData) -> tuple[list[str], dic
 
 def other_data(directory: Path, tiny_data: TinyData) -> tuple[list[str], dict[str, str], str]:
     settings = [f"data.sources.0.path={tiny_data.held_out}"]
-    return settings, {}, f"data: the nodes do not see the same data: node {HOST} (rank 1) has other contents in data."
+    return settings, {}, f"data: the nodes do not see the same data: node {HOST} (rank 1) has different contents in"
 
 
 def other_weights(directory: Path, tiny_data: TinyData) -> tuple[list[str], dict[str, str], str]:

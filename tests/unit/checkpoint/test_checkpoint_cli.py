@@ -67,4 +67,4 @@ def test_verify_names_problems_and_fails(tmp_path):
 def test_a_path_without_checkpoints_is_the_users_error(tmp_path, command):
     result = run(command, tmp_path)
     assert isinstance(result.exception, CheckpointError)
-    assert f"{tmp_path}: no checkpoints there" in str(result.exception)
+    assert f"{tmp_path}: contains no checkpoints" in str(result.exception)

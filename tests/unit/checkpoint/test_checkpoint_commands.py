@@ -41,7 +41,7 @@ def test_show_knows_the_tiers_of_a_run(tmp_path: Path) -> None:
     save_steps(tmp_path, 1)
     save_checkpoint(tmp_path, 2, make_tensors(2), make_meta(2, ephemeral=True))
     shown = run("show", tmp_path).output
-    assert (row_of(shown, "step-00000001")[2], row_of(shown, "step-00000002")[2]) == ("lasting", "ephemeral")
+    assert (row_of(shown, "step-00000001")[2], row_of(shown, "step-00000002")[2]) == ("permanent", "ephemeral")
     facts = run("show", tmp_path / "step-00000002").output.splitlines()
     assert ["tier", "ephemeral"] in [line.split() for line in facts]
 
@@ -71,7 +71,7 @@ def test_consolidate_this_machine(disks: Path, tmp_path: Path) -> None:
     assert "removed from localhost" in result.output
     assert list(local.iterdir()) == []
     again = run("consolidate", tmp_path / "run", "--local-dir", tmp_path / "scratch")
-    assert "has a newer checkpoint already" in again.output
+    assert "already has a newer checkpoint" in again.output
 
 
 def test_consolidate_takes_directory_and_name_from_the_run(disks: Path, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_consolidate_takes_directory_and_name_from_the_run(disks: Path, tmp_path
     (tmp_path / "somewhere" / "config.yaml").write_text(dump_config(config))
     for node in NODES:
         shutil.copytree(disks / node / LOCAL, tmp_path / "scratch" / config.name, dirs_exist_ok=True)
-    assert "local copies stay" in run("consolidate", tmp_path / "somewhere", "--keep-local").output
+    assert "local copies kept" in run("consolidate", tmp_path / "somewhere", "--keep-local").output
     assert isinstance(run("consolidate", tmp_path / "none").exception, CheckpointError)
     assert run("consolidate", tmp_path, "--hosts", "a", "--hostfile", "b").exit_code == 2
 
@@ -101,10 +101,10 @@ def test_diff_says_equal_or_different_by_its_exit_status(tmp_path: Path) -> None
     changed = {"model.weight": make_tensors(2)["model.weight"], "model.[x]": make_tensors(1)["optim.step"]}
     b = save_checkpoint(tmp_path / "b", 1, make_tensors(1) | changed, make_meta(1, tokens_consumed=7))
     assert run("diff", a, same).exit_code == 0
-    assert "equal: 7 tensors with the same bits, 0 without" in run("diff", a, same).output
+    assert "equal: 7 tensors bit-identical, 0 different" in run("diff", a, same).output
     result = run("diff", a, b)
     assert result.exit_code == 1
-    for expected in ("only in b: model.[x]", "tokens_consumed was 1024 and is 7", "different: 6 tensors with"):
+    for expected in ("only in b: model.[x]", "tokens_consumed was 1024 and is 7", "different: 6 tensors bit-identical"):
         assert expected in result.output
     assert row_of(result.output, "model.weight")[0] == "model.weight"
     assert "model.weight" not in run("diff", a, b, "--top", 0).output

@@ -49,13 +49,14 @@ ALLOWED = {
 }
 NOTED = {
     "rate": ({"optim__lr": 1e-3}, "optim.lr was 0.00025 and is 0.001: learning rate"),
-    "longer": ({"phases__third__steps": 20}, "phases.third.steps was 10 and is 20: the schedule of the learning rate"),
+    "schedule": ({"optim__schedule": "wsd"}, "optim.schedule was cosine and is wsd"),
+    "longer": ({"phases__third__steps": 20}, "phases.third.steps was 10 and is 20: the learning-rate schedule ends"),
     "batch": ({"phases__second__batch_size": 16}, "phases.second.batch_size was 8 and is 16"),
     "ramp": (
         {"phases__second__batch_ramp": {"start": 4, "increment": 4, "tokens": 512}},
         "phases.second.batch_ramp was null and is there",
     ),
-    "weights": ({"data__sources__web__weight": 3.0}, "data.sources.web.weight was 1.0 and is 3.0: the mixture"),
+    "weights": ({"data__sources__web__weight": 3.0}, "data.sources.web.weight was 1.0 and is 3.0: mixture of future"),
     "mixture": ({"phases__second__sources": {"web": 1.0}}, "phases.second.sources was null and is there"),
     "later seq_len": ({"phases__third__seq_len": 16}, "phases.third.seq_len was 32 and is 16"),
     "rule of rates": (
@@ -64,7 +65,7 @@ NOTED = {
     ),
 }
 REFUSED = {
-    "model": ({"model__hidden_size": 128}, r"model\.hidden_size was 48 and is 128 \(the weights were made in this"),
+    "model": ({"model__hidden_size": 128}, r"model\.hidden_size was 48 and is 128 \(the weights have this shape"),
     "optimizer": ({"optim__matrix_optimizer": "adamw"}, r"matrix_optimizer was muon and is adamw .*reset-optimizer"),
     "type of states": ({"optim__state_dtype": "bf16"}, r"state_dtype was fp32 and is bf16 .*reset-optimizer"),
     "optimizer of some": (
@@ -72,16 +73,19 @@ REFUSED = {
         r"optim\.rules was \[\] .*reset-optimizer",
     ),
     "frozen": ({"optim__rules": [{"match": "*.gate.weight", "lr_scale": 0.0}]}, r"optim\.rules was"),
-    "seed": ({"seed": 1}, r"seed was 0 and is 1 \(the order of the samples"),
+    "seed": ({"seed": 1}, r"seed was 0 and is 1 \(it determines the order of samples"),
     "seq_len": ({"phases__second__seq_len": 16}, r"phases\.second\.seq_len was 32 and is 16"),
     "fim": ({"phases__second__fim_rate": 0.2}, r"phases\.second\.fim_rate was 0\.5 and is 0\.2"),
     "code": ({"data__sources__web__code": True}, r"data\.sources\.web\.code was False and is True"),
     "name": ({"phases__second__name": "other"}, r"phases\.second was there and is not there"),
     "longer, but followed": (
         {"phases__first__steps": 11},
-        r"phases\.first ended after 80 samples and would now have 88, but phase 'second' has begun since",
+        r"phases\.first ended after 80 samples and would now end after 88, but phase 'second' has begun since",
     ),
-    "rounded up, but followed": ({"phases__first__batch_size": 5, "phases__first__steps": 17}, "would now have 85"),
+    "rounded up, but followed": (
+        {"phases__first__batch_size": 5, "phases__first__steps": 17},
+        "would now end after 85",
+    ),
 }
 
 
@@ -115,9 +119,13 @@ def test_phases_keep_their_place() -> None:
     moved = run_config()
     new = {**moved["phases"][2], "name": "new"}
     assert check_compatible(run_config(), {**moved, "phases": [*moved["phases"], new]}, SAMPLES) == [
-        "phases.new was not there and is there: name and place of a phase are part of its order of samples"
+        "phases.new was not there and is there: name and position of a phase determine its order of samples"
     ]
-    with pytest.raises(CheckpointError, match=r"phases\.second was phase 2 and is phase 3 .*new phases go to the end"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"phases\.second was phase 2 and is phase 3 .*new phases at the end\); "
+        r"undo that, or start",
+    ):
         check_compatible(run_config(), {**moved, "phases": [moved["phases"][0], new, *moved["phases"][1:]]}, SAMPLES)
     exchanged = {**moved, "phases": [moved["phases"][1], moved["phases"][0], moved["phases"][2]]}
     with pytest.raises(CheckpointError, match=r"phases\.second was phase 2 and is phase 1"):

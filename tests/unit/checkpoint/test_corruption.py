@@ -64,13 +64,13 @@ def test_what_is_damaged_is_named_and_refused_and_the_older_one_taken(pair, capl
     assert str(newest) in problem
     assert file in problem
     tensors = blank_tensors()
-    with pytest.raises(CheckpointError, match=f"{re.escape(str(newest))}.* is not whole"):
+    with pytest.raises(CheckpointError, match=f"{re.escape(str(newest))}.* is incomplete"):
         load_checkpoint(newest, tensors)
     assert all((t == -1).all() for t in tensors.values() if t.numel())
     path, meta = load_latest(older.parent, tensors)
     assert (path, meta.step) == (older, 10)
     assert_holds_step(tensors, 10)
-    assert f"{newest} is not whole and is skipped" in caplog.text
+    assert f"{newest} is incomplete and is skipped" in caplog.text
     assert file in caplog.text
     if damage is not flip_a_bit or file == "manifest.json":  # sizes show it, without checksums
         assert latest_checkpoint(older.parent) == older
@@ -87,7 +87,7 @@ def test_none_whole_is_an_error_and_not_a_fresh_start(pair, tmp_path):
     for path in pair:
         delete(path / ".metadata")
     for find in (latest_checkpoint, lambda root: load_latest(root, blank_tensors())):
-        with pytest.raises(CheckpointError, match=r"no checkpoint there is whole: .*\.metadata: missing"):
+        with pytest.raises(CheckpointError, match=r"no complete checkpoint: .*\.metadata: missing"):
             find(tmp_path)
 
 
@@ -110,4 +110,4 @@ def test_a_manifest_of_a_newer_format_asks_for_a_newer_glmforge(pair):
     path, _ = pair
     manifest = path / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"format_version": 1', '"format_version": 2'))
-    assert "use a newer one" in verify_checkpoint(path)[0]
+    assert "use a newer glmforge" in verify_checkpoint(path)[0]

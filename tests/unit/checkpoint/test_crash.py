@@ -117,7 +117,7 @@ def save_in_background_and_die(folder: Path, n: int) -> bool:
 
 def kill_background_saves(root: Path) -> list[tuple[int, int]]:
     """Which step is found, with the local disk and without it, after a death before change 0, 1, 2, ... of a
-    lasting save of step 3 by way of the local disk, retention included, beside a lasting 1 and an ephemeral 2.
+    permanent save of step 3 by way of the local disk, retention included, beside a permanent 1 and an ephemeral 2.
     """
     torch.set_num_threads(1)
     found = []

@@ -39,10 +39,10 @@ def test_a_directory_may_have_such_a_name(run: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
-        ("@4", "run@4: there is no step-00000004 in"),
+        ("@4", "run@4: no step-00000004 in"),
         ("-2@4", "run-2 has no checkpoints"),
-        ("-2", "run-2: no such directory; give a run, a checkpoint or an export"),
-        ("/..", "holds neither checkpoints nor a Hugging Face model"),
+        ("-2", "run-2: no such directory; pass a run, a checkpoint or an export"),
+        ("/..", "contains neither checkpoints nor a Hugging Face model"),
     ],
 )
 def test_what_is_not_there(run: Path, source: str, complaint: str) -> None:
@@ -52,5 +52,5 @@ def test_what_is_not_there(run: Path, source: str, complaint: str) -> None:
 
 
 def test_those_that_are_there_are_named(run: Path) -> None:
-    with pytest.raises(CheckpointError, match="there is step-00000012, step-00000003"):
+    with pytest.raises(CheckpointError, match="available: step-00000012, step-00000003"):
         find_checkpoint(Path(f"{run}@4"))

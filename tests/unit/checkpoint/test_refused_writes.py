@@ -41,7 +41,7 @@ def test_full_disk(small_disk):
     message = str(caught.value)
     assert message.startswith(f"{small_disk}/step-00000020 was not saved: no space left on device writing ")
     assert "free space there or set another output_dir (the checkpoint takes 3.81 MiB: at least " in message
-    assert message.endswith("MiB more). The last whole checkpoint is step-00000010")
+    assert message.endswith("MiB more). The last complete checkpoint is step-00000010")
     assert [path.name for path in small_disk.iterdir()] == [good.name]
     tensors = blank_tensors()
     load_latest(small_disk, tensors)
@@ -53,7 +53,7 @@ def test_full_disk(small_disk):
     ("large", "field"),
     [
         ({"mixtures": {"seen": [], "buffer": LONG}}, "'mixtures.buffer': return large state of the batch source from"),
-        ({"hooks": {"spikes": {"losses": LONG}}}, "'hooks.spikes': keep less in that hook's state_dict()"),
+        ({"hooks": {"spikes": {"losses": LONG}}}, "'hooks.spikes': store less in that hook's state_dict()"),
         ({"tokenizer_fingerprint": LONG}, "'tokenizer_fingerprint': make it smaller"),
     ],
     ids=["source", "hook", "other"],
@@ -63,7 +63,7 @@ def test_a_meta_that_could_not_be_read_again(tmp_path, write, large, field):
     (good,) = save_steps(tmp_path, 10)
     with pytest.raises(CheckpointError, match=r"step-00000020 was not saved: meta\.json would have 16,7") as caught:
         write(tmp_path, 20, make_tensors(20), make_meta(20, **large))
-    assert f"more than the 16,777,216 that can be read; most of it is in its field {field}" in str(caught.value)
+    assert f"more than the 16,777,216 that can be read back; most of it is in field {field}" in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == [good.name]
     assert load_latest(tmp_path, blank_tensors())[0] == good
 
@@ -88,7 +88,7 @@ def test_file_size_limit(tmp_path):
     ((message, names, step),) = run_ranks(save_over_the_limit, 1, tmp_path, init_group=False)
     assert "file too large writing" in message
     assert "raise the limit on file sizes (ulimit -f) or set another output_dir" in message
-    assert message.endswith("The last whole checkpoint is step-00000010")
+    assert message.endswith("The last complete checkpoint is step-00000010")
     assert names == ["step-00000010"]
     assert step == 10
 

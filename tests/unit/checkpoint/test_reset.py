@@ -114,9 +114,17 @@ def test_a_run_gives_its_newest_checkpoint(source: Path, tmp_path: Path) -> None
 
 def test_what_a_run_would_prefer_is_not_hidden(source: Path, tmp_path: Path) -> None:
     contents = {file.name: file.read_bytes() for file in source.iterdir()}
-    with pytest.raises(CheckpointError, match=r"holds step-00000012, which a run would take instead of step-00000012"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"holds step-00000012, which a run would resume from instead of "
+        r"step-00000012",
+    ):
         reset_optimizer(source, source.parents[1])
-    with pytest.raises(CheckpointError, match=r"holds step-00000012, which a run would take instead of step-00000000"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"holds step-00000012, which a run would resume from instead of "
+        r"step-00000000",
+    ):
         reset_optimizer(source, source.parent, position="zero")
     assert {file.name: file.read_bytes() for file in source.iterdir()} == contents
 

@@ -101,7 +101,7 @@ def _without(name):
 
 MISFITS = {
     "missing": (blank_tensors() | {"model.new": torch.zeros(1)}, r"it lacks 1 tensor: model\.new"),
-    "unexpected": (_without("model.weight"), r"this run has no place for 1 tensor: model\.weight"),
+    "unexpected": (_without("model.weight"), r"this run lacks: model\.weight"),
     "shape": (
         blank_tensors() | {"model.weight": torch.zeros(16, 9)},
         r"model\.weight is \[16, 8\] there and \[16, 9\] here",
@@ -131,7 +131,7 @@ def test_a_misfit_names_the_fields_that_differ(tmp_path):
     other = {"name": "other", "model": {"hidden_size": 8, "num_hidden_layers": 3}}
     with pytest.raises(CheckpointError, match=r"model\.num_hidden_layers was 2 and is 3 .*; undo that"):
         load_checkpoint(path, {}, config=other)
-    with pytest.raises(CheckpointError, match="configurations agree, so the code differs"):
+    with pytest.raises(CheckpointError, match="configurations match, so the code differs: it was"):
         load_checkpoint(path, {}, config=CONFIG)
 
 

@@ -154,7 +154,7 @@ def test_after_too_many_failures_in_a_row_the_next_call_raises(tmp_path, backgro
         run.save(step)
     if background:
         run.save(98)  # fails like the others, which the next call tells
-    with pytest.raises(CheckpointError, match=f"more than checkpoint.max_failed_saves = {allowed}; the last: .*step-"):
+    with pytest.raises(CheckpointError, match=f"exceeding checkpoint.max_failed_saves = {allowed}; the last: .*step-"):
         run.save(99)
     reports = run.saver.poll()
     assert len(reports) == allowed + 1
@@ -213,7 +213,7 @@ def test_a_bit_that_flips_between_writing_and_reading_back(tmp_path, monkeypatch
     run.saver.wait()
     monkeypatch.undo()
     _, failed = run.saver.poll()
-    assert "what was written is not what is on the disk" in failed.error
+    assert "the data on disk differs from what was written" in failed.error
     assert "__0_0.distcp: SHA-256 differs" in failed.error
     assert not [path for path in tmp_path.rglob("*00000002*")]
     assert run.resumed_step() == 1
@@ -292,8 +292,8 @@ def test_damage_on_the_local_disk_turns_to_the_next_older_one(tmp_path, caplog):
     shard.write_bytes(content)
     (run.local / "step-00000003" / "part-00000.json").unlink()
     assert run.resumed_step() == 2
-    assert "step-00000004 is not whole and is skipped" in caplog.text
-    assert "step-00000003 is not whole and is skipped: the parts of all ranks" in caplog.text
+    assert "step-00000004 is incomplete and is skipped" in caplog.text
+    assert "step-00000003 is incomplete and is skipped: the parts of all ranks" in caplog.text
     run.save(5, 6, ephemeral=True)
     run.saver.wait()
     assert "deleting" in caplog.text

@@ -106,7 +106,7 @@ def test_retention_does_not_count_broken_ones_nor_delete_them(tmp_path):
 
 
 def test_retention_keeps_at_least_one(tmp_path):
-    with pytest.raises(ValueError, match="keep_last = 0: at least one checkpoint must stay"):
+    with pytest.raises(ValueError, match="keep_last = 0: must be at least 1"):
         apply_retention(tmp_path, keep_last=0)
 
 

@@ -85,7 +85,7 @@ def test_a_configuration_has_its_section_and_defaults() -> None:
     ("overrides", "message"),
     [
         (["twins.margn=2.0"], "twins.margn: unknown key; did you mean 'margin'?"),
-        (["stage=pretrain", "twins={}"], "twins: is for stage 'twins', and this run's is 'pretrain'"),
+        (["stage=pretrain", "twins={}"], "twins: belongs to stage 'twins', but this run's"),
         (["stage=finetune"], "stage: should be 'pretrain', 'midtrain', 'sft' or 'twins', not 'finetune'"),
         (["stage=reward"], "stage: should be 'pretrain', 'midtrain', 'sft' or 'twins', not 'reward'"),
     ],
@@ -104,7 +104,7 @@ def test_a_section_without_defaults_has_to_be_given() -> None:
 
 
 def test_a_section_of_another_kind_keeps_its_name() -> None:
-    with pytest.raises(ValueError, match="section 'twins' of a run is already declared"):
+    with pytest.raises(ValueError, match="section 'twins' is already declared; choose another name"):
         declare_stage(StageDeclaration(name="others", sections={"twins": GapConfig}))
 
 
@@ -115,7 +115,7 @@ def test_a_plan_shows_its_models(path: str) -> None:
     result = CliRunner().invoke(app, ["plan", path, "--stage", "triplets"])
     assert "choose one of pretrain, midtrain, sft, twins, lora, reward, policy" in str(result.exception)
     result = CliRunner().invoke(app, ["plan", path, "--dry-run"])
-    assert "--dry-run: takes the step of one model; stage twins has several: model, twin" in str(result.exception)
+    assert "--dry-run: runs the step of one model, but" in str(result.exception)
 
 
 def test_all_its_models_have_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:

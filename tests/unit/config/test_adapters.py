@@ -138,7 +138,7 @@ def test_what_is_no_lora_is_refused(text: str) -> None:
 )
 def test_a_target_that_is_no_map_is_refused(air: ModelConfig, target: str, nearest: str) -> None:
     with pytest.raises(
-        ConfigError, match=rf"^lora\.targets: '.*' matches nothing of the model; nearest: .*{nearest}|{nearest}"
+        ConfigError, match=rf"^lora\.targets: '.*' matches no module of the model; nearest: .*{nearest}|{nearest}"
     ):
         adapter_rows(air, LoraConfig(targets=["o_proj", target]))
 
@@ -146,11 +146,26 @@ def test_a_target_that_is_no_map_is_refused(air: ModelConfig, target: str, neare
 @pytest.mark.parametrize(
     ("settings", "field", "error"),
     [
-        ({"targets": ["experts"], "dora": True}, "lora.dora", "targets have .*experts"),
-        ({"targets": ["q_proj", "lm_head"], "dropout": 0.1}, "lora.dropout", "targets have lm_head"),
-        ({"targets": ["gate_proj", "experts.gate_up_proj"]}, "lora.targets", "'gate_up_proj' is gate and up"),
+        (
+            {"targets": ["experts"], "dora": True},
+            "lora.dora",
+            r"targets name "
+            r"model\.layers\.1\.mlp\.experts\.gate_proj: the norms "
+            "of its adapted",
+        ),
+        (
+            {"targets": ["q_proj", "lm_head"], "dropout": 0.1},
+            "lora.dropout",
+            "targets name lm_head, whose tokens carry no numbers",
+        ),
+        ({"targets": ["gate_proj", "experts.gate_up_proj"]}, "lora.targets", "'gate_up_proj' holds both gate and up"),
         ({"modules_to_save": ["q_proj"]}, "lora.modules_to_save", "has an adapter"),
-        ({"modules_to_save": ["nrom"]}, "lora.modules_to_save", "'nrom' matches nothing of the model; nearest: 'norm'"),
+        (
+            {"modules_to_save": ["nrom"]},
+            "lora.modules_to_save",
+            "'nrom' matches no module of the model; nearest: 'norm'",
+        ),
+        ({"targets": ["q_proj", "q_proj"]}, "targets", "used 2 times"),
     ],
 )
 def test_what_cannot_be_adapted_is_refused(settings: dict[str, object], field: str, error: str) -> None:
@@ -170,8 +185,11 @@ def test_defaults_of_a_run_with_adapters() -> None:
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({}, "adapts trained weights"),
-        ({"init_from": Path("x"), "regularization": {"ewc": {"fisher": Path("y")}}}, "holds weights near their start"),
+        ({}, "adapters need base weights; set init_from, or"),
+        (
+            {"init_from": Path("x"), "regularization": {"ewc": {"fisher": Path("y")}}},
+            "penalises changes to weights that lora",
+        ),
     ],
 )
 def test_a_run_that_cannot_have_adapters_is_refused(settings: dict[str, object], error: str) -> None:

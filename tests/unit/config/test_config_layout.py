@@ -145,7 +145,9 @@ def overrides(changes: str) -> list[str]:
         ),
         ("tp=2 model.vocab_size=513", 2, "parallel.tp: 2 does not divide model.vocab_size = 513"),
         ("ep=3", 3, "parallel.ep: 3 does not divide model.n_routed_experts = 8: set it to"),
-        ("ep=4", 2, r"parallel.ep: 4 is laid over dp_shard x cp x tp = 2 ranks and does not divide them: set it to 2"),
+        ("ep=4", 2, r"parallel.ep: 4 does not divide the dp_shard x cp x tp = 2 ranks it spans: set it to 2"),
+        ("ep=4 dp_replicate=2", 4, "parallel.ep: 4 does not divide the dp_shard x cp x tp = 2 ranks"),
+        ("ep=4 pp=2 micro_batch_size=1", 4, "parallel.ep: 4 does not divide the dp_shard x cp x tp = 2 ranks"),
         (
             "cp=4 phases.0.seq_len=252",
             4,
@@ -167,7 +169,7 @@ def overrides(changes: str) -> list[str]:
         (
             "pp=4 pipeline_layers=[2,0,1,1]",
             4,
-            "pipeline_layers: only the first and the last stage may have no layer",
+            "pipeline_layers: only the first and the last stage may have 0 layers",
         ),
         ("pipeline_layers=[4]", 1, "pipeline_layers, pipeline_stages_per_rank: need pp > 1"),
         ("pp=2 pipeline_stages_per_rank=2", 2, "pipeline_stages_per_rank: 1f1b has one stage per rank; set it to 1"),
@@ -188,7 +190,7 @@ def overrides(changes: str) -> list[str]:
             2,
             "makes 7 micro-batches in phase 'pretrain'; interleaved_1f1b needs a multiple of 3: 6 or 9",
         ),
-        ("cpu_offload=true", 1, "parallel.cpu_offload: .* needs two processes"),
+        ("cpu_offload=true", 1, "parallel.cpu_offload: .*needs FSDP and at least two processes"),
     ],
 )
 def test_layouts_that_cannot_be_are_refused(run_yaml: str, changes: str, world_size: int, message: str) -> None:

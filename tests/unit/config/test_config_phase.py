@@ -82,18 +82,25 @@ def test_balance_has_fitting_defaults_that_survive_a_dump(balance: str, bias_rat
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["phases.0.balance=aux", "phases.0.router_bias_rate=0.1"], "phases.0.router_bias_rate: 0.1 moves biases"),
-        (["phases.0.balance=aux", "phases.0.aux_loss_weight=0"], "phases.0.aux_loss_weight: 0 leaves nothing"),
+        (
+            ["phases.0.balance=aux", "phases.0.router_bias_rate=0.1"],
+            "phases.0.router_bias_rate: 0.1 updates biases, but balance is 'aux'; remove",
+        ),
+        (["phases.0.balance=aux", "phases.0.aux_loss_weight=0"], "phases.0.aux_loss_weight: 0 disables all balancing"),
         (["phases.0.batch_ramp={start: 3, increment: 2, tokens: 10}"], "phases.0.batch_ramp.start: 3 does not grow"),
-        (["phases.0.fim_rate=0.5"], "phases.0.fim_rate: 0.5, but phase 'main' draws from no source of code"),
+        (["phases.0.fim_rate=0.5"], "phases.0.fim_rate: 0.5, but phase 'main' has no code source; set code: true"),
         (["phases.0.balance=sinkhorn", "model.n_group=2"], "phases.0.balance: 'sinkhorn' does not support expert"),
         (["regularization.attention_dropout=0.1", "parallel.cp=2"], "regularization.attention_dropout: needs whole"),
         (["fault_tolerance.hang_timeout_s=600"], "fault_tolerance.hang_timeout_s: 600 is not less than"),
-        (["fault_tolerance.spikes={}"], "fault_tolerance.spikes: needs checkpoints"),
+        (
+            ["fault_tolerance.spikes={}"],
+            r"fault_tolerance.spikes: rollback needs checkpoints; set "
+            r"checkpoint\.every_steps",
+        ),
         (["observe.early_stopping={}"], "observe.early_stopping: needs evaluations"),
         (
             ["checkpoint.every_steps=5", "checkpoint.ephemeral_every_steps=5"],
-            "checkpoint.ephemeral_every_steps: 5 is not more often",
+            "checkpoint.ephemeral_every_steps: 5 must be less than every_steps",
         ),
     ],
 )

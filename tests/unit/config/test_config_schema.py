@@ -51,21 +51,25 @@ def test_a_phase_weights_its_sources(run_yaml: str) -> None:
     [
         (
             ["phases.0.steps=null"],
-            "phases.0.tokens: give exactly one of .* none set in phase 'pretrain'",
+            "phases.0.tokens: set exactly one of 'tokens', 'steps' and",
         ),
         (["phases.0.tokens=5"], "tokens and steps set in phase 'pretrain'"),
         (
             ["phases.0.seq_len=4096"],
             "phases.0.seq_len: 4096 is more than model.max_position_embeddings = 256",
         ),
-        (["phases.0.sources={trian: 1.0}"], "phases.0.sources.trian: no such source; data.sources has train"),
+        (["phases.0.sources={trian: 1.0}"], "phases.0.sources.trian: unknown source; data.sources has train"),
+        (["phases.0.sources={train: 0}"], "phases.0.sources.train: should be greater than 0, not 0"),
         (
             ["data.sources=[{name: a, path: a}, {name: a, path: b}]"],
             "data.sources: the name 'a' is used 2 times",
         ),
         (["data.held_out=[]"], "observe.evaluate_every: needs a token shard in data.held_out"),
-        (["observe.evaluate=full", "observe.evaluate_samples=200"], "observe.evaluate_samples: is of a subset"),
-        (["observe.samples={max_new_tokens: 5}"], "observe.samples.prompts: there are none to write to: give some"),
+        (
+            ["observe.evaluate=full", "observe.evaluate_samples=200"],
+            "observe.evaluate_samples: selects a subset, but evaluate is full",
+        ),
+        (["observe.samples={max_new_tokens: 5}"], "observe.samples.prompts: is empty, so there is nothing to sample"),
         (["optim.warmup_tokens=5"], "optim.warmup_tokens: give 'warmup_steps' or 'warmup_tokens', not both"),
         (
             ["optim.warmup_steps=null", "optim.warmup_tokens=5", "optim.schedule_unit=steps"],
@@ -78,17 +82,23 @@ def test_a_phase_weights_its_sources(run_yaml: str) -> None:
         (["optim=muon"], "optim: should be a mapping of keys to values, not 'muon'"),
         (
             ["parallel.pp=2", "parallel.pipeline_schedule=zbv", "parallel.reshard_after_forward=true"],
-            "parallel.reshard_after_forward: zbv needs the weights until their gradients are computed: leave it out",
+            "parallel.reshard_after_forward: zbv needs the weights until their gradients are computed; remove this key",
         ),
         (
             ["parallel.activation_offload=true", "parallel.compile=true"],
-            "parallel.activation_offload: compiled layers save for themselves: set compile or this to false",
+            "parallel.activation_offload: compiled layers manage their own saved tensors; set compile or this to false",
         ),
-        (["parallel.ep_dispatch=deepep"], "parallel.ep_dispatch: 'deepep' sends tokens between ep ranks, and ep is 1"),
-        (["parallel.ep_overlap=true"], "parallel.ep_overlap: computes while ep ranks exchange tokens, and ep is 1"),
+        (
+            ["parallel.ep_dispatch=deepep"],
+            "parallel.ep_dispatch: 'deepep' sends tokens between ep ranks, but ep is 1; raise ep, or",
+        ),
+        (
+            ["parallel.ep_overlap=true"],
+            "parallel.ep_overlap: computes while ep ranks exchange tokens, but ep is 1; raise ep, or",
+        ),
         (
             ["parallel.ep_overlap=true", "parallel.ep=2", "parallel.micro_batch_size=3"],
-            "parallel.ep_overlap: cuts micro-batches in halves: make micro_batch_size = 3 even",
+            "parallel.ep_overlap: splits micro-batches in two; make micro_batch_size =",
         ),
         (["parallel.async_tp=true", "parallel.tp=2"], "parallel.async_tp: .* needs compile: true, tp > 1"),
         (["parallel.recompute=budget"], "parallel.recompute: 'budget' is torch.compile's .* set compile to true"),

@@ -90,11 +90,13 @@ def test_what_transformers_writes_can_be_read(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"model_type": "glm4"}, "model_type is 'glm4'; only 'glm4_moe' can be read"),
-        ({"attention_dropout": "x"}, "attention_dropout is 'x'; must be a share"),
+        ({"attention_dropout": "x"}, "attention_dropout is 'x'; must be between 0 and"),
+        ({"attention_dropout": True}, "attention_dropout is True; must be between 0 and"),
         ({"rope_parameters": [1]}, r"rope_parameters is \[1\]; must be an object or null"),
         ({"rope_parameters": {"type": "linear", "factor": 2}}, "rope_parameters: scaled RoPE"),
         ({"eos_token_id": [None]}, "eos_token_id.*valid integer"),
-        ({"head_dim": None, "num_attention_heads": "4"}, "head_dim is left out and hidden_size"),
+        ({"num_hidden_layers": 2**31}, "num_hidden_layers: should be less than or equal to 1000"),
+        ({"head_dim": None, "num_attention_heads": "4"}, "head_dim is missing and hidden_size / num_attention_heads"),
         ({"quantization_config": {"bits": 4}}, "quantization_config: quantized weights cannot be read"),
         ({"rope_scaling": {"type": "yarn"}}, "scaled RoPE .*yarn.* is not part of GLM"),
         ({"hidden_act": "gelu"}, r"config\.json: hidden_act: should be 'silu', not 'gelu'"),
@@ -162,7 +164,7 @@ def test_the_other_name_of_mtp_layers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{\n'a': 1}", "config.json:2: not valid JSON"), ("[]", "must hold one JSON object")],
+    [("{\n'a': 1}", "config.json:2: not valid JSON"), ("[]", r"must contain one JSON object, not \[\]")],
 )
 def test_broken_json(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "config.json").write_text(text)

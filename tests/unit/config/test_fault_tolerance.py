@@ -13,5 +13,5 @@ def test_what_to_resume_from(resume: str, step: int | None) -> None:
 
 @pytest.mark.parametrize("resume", ["always", "step-", "step--1", "step-9 ", "900"])
 def test_neither_a_word_nor_a_step(resume: str) -> None:
-    with pytest.raises(ValidationError, match="is neither 'auto', 'never' nor a step, such as 'step-900'"):
+    with pytest.raises(ValidationError, match="invalid value; use 'auto', 'never' or a step such as 'step-900'"):
         FaultToleranceConfig(resume=resume)

@@ -65,7 +65,7 @@ def test_they_are_planned_without_their_data(name: str) -> None:
     world_size, gpu = ON[name]
     result = CliRunner().invoke(app, ["plan", name, "--gpus", str(world_size), "--gpu", gpu, "--json"])
     assert result.exit_code == 0, result.output
-    assert f"phase sft: how many steps 3 epochs are, only the data tell; planned as {STEPS_FOR_EPOCHS:,} steps" in (
+    assert f"phase sft: the number of steps in 3 epochs depends on the data; planned as {STEPS_FOR_EPOCHS:,} steps" in (
         result.stderr
     )
     assert json.loads(result.stdout)["memory"]["share"] < 0.8  # the rest is for allocator, NCCL and uneven routing

@@ -47,11 +47,11 @@ def test_into_a_folder(tmp_path: Path) -> None:
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "midtrain_code.yaml").write_text("own")
-    with pytest.raises(ConfigError, match=r"midtrain_code.yaml: exists already"):
+    with pytest.raises(ConfigError, match=r"midtrain_code.yaml: already exists; remove it, or choose another"):
         copy_packaged("midtrain_32k", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["midtrain_code.yaml"]
     (tmp_path / "small_1b.yaml").symlink_to("/nowhere/at/all")
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists; remove it, or choose another"):
         copy_packaged("small_1b", tmp_path)
 
 

@@ -55,13 +55,21 @@ SCORE_ONLY = ["model.heads={score: 1}", "model.lm_head=false", "model.num_nextn_
 @pytest.mark.parametrize(
     ("stage", "overrides", "message"),
     [
-        ("pretrain", ["sft={}"], "sft: is for stage 'sft', and this run's is 'pretrain': leave it out, or set stage"),
-        ("midtrain", ["regularization.neftune_alpha=5"], "regularization.neftune_alpha: is for stage 'sft'"),
+        ("pretrain", ["sft={}"], "sft: belongs to stage 'sft', but this run's"),
+        (
+            "midtrain",
+            ["regularization.neftune_alpha=5"],
+            "regularization.neftune_alpha: belongs to stage 'sft', but this run's",
+        ),
         ("sft", ["phases.0.packing=truncate"], "phases.0.packing: 'truncate' would cut conversations"),
-        ("sft", ["phases.0.document_mask=false"], "phases.0.document_mask: in stage 'sft' conversations of a row"),
-        ("sft", ["phases.0.fim_rate=0.5"], "phases.0.fim_rate: stage 'sft' rearranges no documents"),
-        ("midtrain", ["init_from=null"], "init_from: stage 'midtrain' goes on from trained weights"),
-        ("pretrain", SCORE_ONLY, "model.lm_head: stage 'pretrain' trains on next tokens: leave it out"),
+        ("sft", ["phases.0.document_mask=false"], "phases.0.document_mask: in stage 'sft' conversations in a row must"),
+        (
+            "sft",
+            ["phases.0.fim_rate=0.5"],
+            "phases.0.fim_rate: stage 'sft' has no fill-in-the-middle; remove it, or use",
+        ),
+        ("midtrain", ["init_from=null"], "init_from: stage 'midtrain' starts from trained weights; set a Hugging"),
+        ("pretrain", SCORE_ONLY, "model.lm_head: stage 'pretrain' trains on next tokens; remove this key or set it"),
         ("pretrain", ["backend=deepspeed"], "backend: should be 'native', not 'deepspeed'"),
         ("sfd", [], "stage: unknown 'sfd'; did you mean 'sft'?"),
         ("[sft]", [], "stage: should be 'pretrain', 'midtrain' or 'sft'"),
@@ -86,5 +94,5 @@ def test_a_model_without_a_language_model_head_writes_no_samples(
 ) -> None:
     monkeypatch.setitem(STAGES, "score", StageDeclaration(name="score", recipe="none", starts_from_weights=False))
     assert not run_of(run_yaml, "score", *SCORE_ONLY).model.lm_head
-    with pytest.raises(ConfigError, match=r"observe.samples: needs generated or scored text, and model.lm_head is fa"):
+    with pytest.raises(ConfigError, match=r"observe.samples: needs a language-model head, but model\.lm_head is false"):
         run_of(run_yaml, "score", *SCORE_ONLY, "observe.samples={prompts: [a]}")

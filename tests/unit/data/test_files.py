@@ -20,14 +20,14 @@ from glmforge.errors import DataError
 @pytest.mark.parametrize(
     ("code", "advice"),
     [
-        (errno.ENOSPC, "free space there or choose another place"),
-        (errno.EDQUOT, "free space within your quota"),
-        (errno.EACCES, "make it accessible to this user"),
-        (errno.EPERM, "make it accessible to this user"),
-        (errno.EROFS, "mount it writable"),
-        (errno.ENOENT, "something removed a file or directory just now"),
-        (errno.ENOTDIR, "a file stands where a directory is to be"),
-        (errno.EXDEV, "choose another place"),
+        (errno.ENOSPC, "free some space or choose another path"),
+        (errno.EDQUOT, "free some of your quota"),
+        (errno.EACCES, "fix its permissions"),
+        (errno.EPERM, "fix its permissions"),
+        (errno.EROFS, "remount it writable"),
+        (errno.ENOENT, "a file or directory was removed meanwhile"),
+        (errno.ENOTDIR, "a file is in the way of a directory"),
+        (errno.EXDEV, "choose another path"),
     ],
 )
 def test_advice_fits_the_refusal(tmp_path, code, advice):
@@ -35,11 +35,11 @@ def test_advice_fits_the_refusal(tmp_path, code, advice):
     with pytest.raises(DataError) as refused, disk_errors(path):
         raise OSError(code, os.strerror(code), str(path) + ".partial")
     assert str(refused.value).startswith(f"{path}: cannot be written ({os.strerror(code)}): {advice}")
-    assert ("free space" in str(refused.value)) == (code in (errno.ENOSPC, errno.EDQUOT))
+    assert ("free some" in str(refused.value)) == (code in (errno.ENOSPC, errno.EDQUOT))
 
 
 def test_another_file_that_is_refused_is_named(tmp_path):
-    said = r"out: cannot be written \(.*/gone: No such file or directory\): something removed"
+    said = r"out: cannot be written \(.*/gone: No such file or directory\): a file or directory was removed meanwhile"
     with pytest.raises(DataError, match=said), disk_errors(tmp_path / "out"):
         (tmp_path / "gone").read_bytes()
 
@@ -47,7 +47,7 @@ def test_another_file_that_is_refused_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("file", r"file: exists already"),
+        ("file", "file: already exists; choose another name, or pass"),
         ("file/a/b", r"file/a/b: cannot be written \(.*file is a file\)"),
         ("new/a", r"new/a: cannot be written \(no permission in "),
     ],

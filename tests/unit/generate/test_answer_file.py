@@ -71,14 +71,18 @@ def test_every_line_has_its_answer(engine_of: Callable[[], Engine], tmp_path: Pa
     ("line", "words"),
     [
         ("{\n", "in.jsonl:2:1: not valid JSON"),
-        ("[1]\n", "in.jsonl:2: must hold one JSON object"),
+        ("[1]\n", "in.jsonl:2: must contain one JSON object, not [1]"),
         ({"prompt": ""}, "in.jsonl:2: prompt: is empty"),
-        ({"prompt": [1, 512]}, "in.jsonl:2: prompt: token 512 lies outside"),
+        ({"prompt": [1, 512]}, "in.jsonl:2: prompt: token 512 is outside the vocabulary of 512"),
+        ({"prompt": 7}, "must be text or a list of token ids"),
         ({"prompt": "x", "top_q": 1}, "top_q: unknown key; did you mean 'top_p'?"),
-        ({"prompt": "x", "messages": []}, 'give either "prompt"'),
+        ({"prompt": "x", "messages": []}, 'set either "prompt"'),
+        ({"messages": [7]}, "message 0: 7 is not a message with role and content"),
         ({"messages": [{"role": "user", "content": "x"}], "thinking": "on"}, "thinking: must be true or false"),
-        ({"prompt": "x", "tools": []}, 'tools: does not go with "prompt"'),
-        ({"messages": [], "control_tokens": True}, 'control_tokens: does not go with "messages"'),
+        ({"prompt": "x", "tools": []}, 'tools: cannot be combined with "prompt"'),
+        ({"messages": [], "control_tokens": True}, 'control_tokens: cannot be combined with "messages"'),
+        ({"prompt": [1], "control_tokens": True}, "only applies to text prompts"),
+        ({"prompt": "x", "logit_bias": {"x": 1}}, "logit_bias: x is not a token id"),
         ({"prompt": [1] * 300}, "the model has 256"),
         ({"prompt": "x", "grammar": "start: /a+/ b"}, "in.jsonl:2: grammar: at 1(8): unknown name"),
         ({"prompt": "x", "grammar": 'start: "ab" <|user|>'}, "in.jsonl:2: grammar: behind"),
@@ -117,7 +121,7 @@ def test_a_stopped_command_goes_on(engine_of: Callable[[], Engine], tmp_path: Pa
     assert not (tmp_path / "out.jsonl").exists()
     unfinished = tmp_path / "out.jsonl.unfinished"
     unfinished.write_bytes(unfinished.read_bytes() + b'{"line": 4, "sam')  # and the machine stopped
-    with pytest.raises(GlmforgeError, match="of another model"):
+    with pytest.raises(GlmforgeError, match="from another model"):
         answer(engine_of(), tmp_path, source="another")
 
     engine = engine_of()
@@ -138,7 +142,7 @@ def test_a_full_queue_is_waited_for(engine_of: Callable[..., Engine], tmp_path: 
 def test_answers_are_not_overwritten(engine_of: Callable[[], Engine], tmp_path: Path) -> None:
     write(tmp_path / "in.jsonl", LINES[:1])
     write(tmp_path / "out.jsonl", ["precious"])
-    with pytest.raises(GlmforgeError, match="exists already"):
+    with pytest.raises(GlmforgeError, match="exists; choose another name, or pass --force"):
         answer(engine_of(), tmp_path)
     assert answer(engine_of(), tmp_path, overwrite=True) == Answered(1, [])
     with pytest.raises(GlmforgeError, match="no such file"):
@@ -149,7 +153,7 @@ def test_two_processes_do_not_write_the_same_answers(engine_of: Callable[[], Eng
     write(tmp_path / "in.jsonl", LINES)
 
     def start_again(done: int) -> None:
-        with pytest.raises(GlmforgeError, match="another process writes here"):
+        with pytest.raises(GlmforgeError, match="another process is writing here; wait for it, or"):
             answer(engine_of(), tmp_path, overwrite=True)
 
     assert answer(engine_of(), tmp_path, on_answer=start_again) == Answered(4, [])

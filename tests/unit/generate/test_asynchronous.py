@@ -157,7 +157,7 @@ def test_a_request_that_fails_is_told_so_and_nobody_else(model: GlmMoe, tiny_dat
         sample.tokens for sample in Engine(model, tokenizer=engine.tokenizer).generate([PROMPTS[0]], PARAMS)[0]
     ]
     assert failed[-1].finished == "error"
-    assert "ruled out" in (failed[-1].error or "")
+    assert "only excluded tokens" in (failed[-1].error or "")
 
 
 def test_everybody_is_told_of_a_defect(model: GlmMoe, monkeypatch: pytest.MonkeyPatch) -> None:

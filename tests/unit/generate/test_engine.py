@@ -172,10 +172,12 @@ def test_a_change_that_pytorch_does_not_count(
     ("prompt", "params", "words"),
     [
         ([], {}, "is empty"),
-        ([1, 512], {}, "token 512 lies outside the vocabulary of 512"),
+        ([1, 512], {}, "token 512 is outside the vocabulary of 512"),
+        ([-1], {}, "token -1 is outside the vocabulary of 512"),
         ([1] * 250, {"max_new_tokens": 7}, "need 257 positions, the model has 256"),
-        ([1], {"stop": ["x"]}, "stop: is about text"),
-        ([1] * 30, {"max_new_tokens": 7}, "can never fit a cache of 36 tokens"),
+        ([1], {"banned_tokens": [512]}, "token 512 is outside the vocabulary of 512"),
+        ([1], {"stop": ["x"]}, "stop: needs text, but the engine has only"),
+        ([1] * 30, {"max_new_tokens": 7}, "do not fit into a cache of 36 tokens"),
     ],
 )
 def test_a_request_that_can_never_be_served(
@@ -232,7 +234,7 @@ def test_requests_without_a_seed_take_the_engines(model: GlmMoe) -> None:
     ("limits", "words"),
     [
         ({"max_sequences": 0}, "max_sequences: 0 is not 1 or more"),
-        ({"cache_bytes": 100}, "cache_bytes: 100 has no room for a page of 16 tokens, which takes 32,768"),
+        ({"cache_bytes": 100}, "cache_bytes: 100 is less than a page of 16"),
     ],
 )
 def test_limits_that_cannot_be(model: GlmMoe, limits: dict[str, int], words: str) -> None:

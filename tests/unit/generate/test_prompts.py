@@ -36,9 +36,9 @@ def test_a_tokenizer_ends_answers(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("prompts", "words"),
     [
-        ("text", "prompts: is one text; give a list"),
+        ("text", "prompts: is a single text; pass a list of"),
         ([1, 2, 3], r"prompts\[0\]: must be text or a list of token ids"),
-        (["text"], r"prompts\[0\]: is text, and the engine has no tokenizer"),
+        (["text"], r"prompts\[0\]: is text, but the engine has no tokenizer; pass"),
         ([[1], [2.5]], r"prompts\[1\]: must be text or a list of token ids"),
         ([[1], []], r"prompts\[1\]: is empty"),
     ],

@@ -62,7 +62,7 @@ def fewer(query, key, value, cu_seq_q, max_q, *, window_size=(-1, -1)): ...
 
 @pytest.mark.parametrize("release", [no_mask, other_order, one_more, fewer])
 def test_an_unknown_signature_is_an_error_that_shows_it(release: Callable[..., Any]) -> None:
-    with pytest.raises(UnknownSignatureError, match=r"varlen_attn\(query, .* install one of them"):
+    with pytest.raises(UnknownSignatureError, match=r"varlen_attn\(query, .* install one of these versions"):
         causal(release)
 
 

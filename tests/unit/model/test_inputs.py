@@ -52,7 +52,7 @@ def test_tokens_to_come_must_fit_the_mtp_layers(num_mtp_layers: int) -> None:
     randomize_(model)
     inputs = ModelInputs.whole(torch.tensor([[1, 2, 3]]), num_mtp_layers=num_mtp_layers)
     message = (
-        f"tokens of {num_mtp_layers} MTP depths, the model has 1 MTP layers: give num_mtp_layers, or with_mtp=False"
+        f"tokens of {num_mtp_layers} MTP depths, but the model has 1 MTP layers; pass num_mtp_layers, or with_mtp=False"
     )
     with pytest.raises(ValueError, match=message):
         model(inputs)

@@ -89,8 +89,8 @@ def test_weights_are_the_live_scores_of_the_given_experts() -> None:
 @pytest.mark.parametrize(
     ("experts", "message"),
     [
-        (torch.zeros(32, 2, 2, dtype=torch.int64), r"int64 \[32, 2, 2\]; give integers \[32, 3, 2\] or \[32, 4, 2\]"),
-        (torch.zeros(32, 4, 2), r"float32 \[32, 4, 2\]; give integers"),
+        (torch.zeros(32, 2, 2, dtype=torch.int64), r"int64 \[32, 2, 2\]; pass integers \[32, 3, 2\] or \[32"),
+        (torch.zeros(32, 4, 2), r"float32 \[32, 4, 2\]; pass integers \[32, 3, 2\] or \[32"),
     ],
 )
 def test_routing_of_another_model_is_refused(experts: Tensor, message: str) -> None:

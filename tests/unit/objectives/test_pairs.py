@@ -20,7 +20,10 @@ def test_documents_of_neighbouring_rows_are_pairs_in_their_order() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "message"),
-    [(((8,), (8,), (8,)), "micro_batch_size 3: separates"), (((8,), (4, 4)), "sample 0: has 1 documents")],
+    [
+        (((8,), (8,), (8,)), "micro_batch_size 3: would split the two rows of a"),
+        (((8,), (4, 4)), "sample 0: has 1 documents"),
+    ],
 )
 def test_rows_without_a_partner_are_refused(rows: tuple[tuple[int, ...], ...], message: str) -> None:
     with pytest.raises(DataError, match=message):

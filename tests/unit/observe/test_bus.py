@@ -136,7 +136,7 @@ def test_a_sink_that_fails_is_dropped_with_an_event_and_one_line(method: str, ca
         assert event["step"] == (8 if method == "close" else 7)
     assert len(failing.records) == (1 if method in ("open", "write") else 2)
     (line,) = caplog.messages
-    assert line.startswith("records no longer go to failing: OSError: the network is gone; training goes on")
+    assert line.startswith("sink dropped, training continues without it: failing: OSError: the network is gone")
 
 
 def test_what_fails_before_the_first_step_or_loses_the_directory_ends_the_run() -> None:

@@ -24,8 +24,8 @@ def control(*arguments: object) -> Result:
 @pytest.mark.parametrize(
     ("arguments", "text", "what"),
     [
-        (["save"], "save\n", "saves a checkpoint after the step that comes next"),
-        (["stop"], "stop\n", "ends with status 0"),
+        (["save"], "save\n", "saves a checkpoint after the next step"),
+        (["stop"], "stop\n", "exits with status 0"),
         (["profile", "--steps", "5"], "profile 5\n", "profiles 5 step(s) on its first and last rank, into "),
     ],
 )

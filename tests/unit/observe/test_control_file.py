@@ -40,7 +40,7 @@ def test_commands(text: str, command: Command) -> None:
 
 @pytest.mark.parametrize("text", ["", "  \n", "sav", "save 3", "profile 0", "profile -1", "profile x", "profile 1 2"])
 def test_what_is_no_command_is_told_which_there_are(text: str) -> None:
-    with pytest.raises(ControlError, match=r"is not a command; give 'save', 'stop', 'profile' or 'profile STEPS'"):
+    with pytest.raises(ControlError, match=r"is not a command; use 'save', 'stop', 'profile' or 'profile STEPS'"):
         parse_command(text)
 
 
@@ -53,7 +53,7 @@ def test_a_command_is_taken_once(run: Path) -> None:
 
 
 def test_a_run_must_be_there_and_alive(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ControlError, match="nothing: is not the directory of a run"):
+    with pytest.raises(ControlError, match="nothing: is not a run directory, or the run has"):
         send_command(tmp_path / "nothing", Command("save"))
     for event in ("finished", "stopped", "preempted"):
         record_event(run, event, step=1200)
@@ -67,7 +67,7 @@ def test_a_run_must_be_there_and_alive(run: Path, tmp_path: Path) -> None:
 
 def test_one_command_at_a_time(run: Path) -> None:
     send_command(run, Command("profile", 3))
-    with pytest.raises(ControlError, match="'profile 3' has not been taken yet"):
+    with pytest.raises(ControlError, match="'profile 3' has not been accepted yet; wait, or delete the file"):
         send_command(run, Command("stop"))
     assert take_command(run) == "profile 3\n"
 
@@ -86,10 +86,10 @@ def test_waiting_for_an_answer(run: Path) -> None:
 
 
 def test_waiting_ends(run: Path) -> None:
-    with pytest.raises(ControlError, match="not taken within 0 s; it stays until"):
+    with pytest.raises(ControlError, match="timed out after 0 s; the command stays queued"):
         list(wait_for_answer(run, 0, timeout_s=0, poll_s=0))
     record_event(run, "finished", step=9)
-    with pytest.raises(ControlError, match=r"the run ended \(finished after step 9\) without taking"):
+    with pytest.raises(ControlError, match=r"the run ended \(finished after step 9\) without accepting"):
         list(wait_for_answer(run, 0, timeout_s=60, poll_s=0))
 
 

@@ -25,7 +25,7 @@ def test_a_line_that_was_cut_is_left_out(file: Path) -> None:
 
 def test_another_damaged_line_is_an_error_or_left_out(file: Path) -> None:
     file.write_bytes(b'{"n": 1}\n\xff\n[3]\n{"n": 4}\n')
-    with pytest.raises(RunFileError, match="is damaged; delete that line"):
+    with pytest.raises(RunFileError, match="is corrupt; delete that line"):
         last_records(file)
     assert list(newest_records(file)) == [{"n": 4}, {"n": 1}]
 

@@ -69,9 +69,9 @@ def test_rows_brought_by_others_stand_in_their_group() -> None:
     [
         (Metric("loss", "1", "loss", "another loss"), "'loss' is declared twice: as .* and as 'another loss'"),
         (METRICS["loss"]._replace(kind=SUM), "'loss' is declared twice"),
-        (Metric("checkpoint_bytes_total", "bytes", "run", "all"), "would have the name of 'checkpoint_bytes' in Prom"),
-        (Metric("mean reward", "1", "rl", "mean"), "'mean reward' has to be of letters"),
-        (Metric("reward", "1", "rl", "mean", labels=("__env",)), "'__env' has to be of letters"),
+        (Metric("checkpoint_bytes_total", "bytes", "run", "all"), "and 'checkpoint_bytes' have the same name in Prom"),
+        (Metric("mean reward", "1", "rl", "mean"), "'mean reward' must consist of letters, digits and single"),
+        (Metric("reward", "1", "rl", "mean", labels=("__env",)), "'__env' must consist of letters, digits and single"),
         (Metric("reward", "1", "evaluation", "mean", labels=("source",)), "two labels .* the same name"),
         (Metric("said", "text", "rl", "what it said", TEXT, ("env",)), "a text has no labels"),
     ],

@@ -118,7 +118,11 @@ def small_disk() -> Iterator[None]:
 @pytest.mark.usefixtures("small_disk")
 def test_a_full_disk_is_an_error_naming_the_file_and_loses_only_the_last_line(tmp_path: Path) -> None:
     path = tmp_path / "m.jsonl"
-    with pytest.raises(RunFileError, match=r"m\.jsonl: cannot be written \(File too large\); free space"):
+    with pytest.raises(
+        RunFileError,
+        match=r"m\.jsonl: cannot be written \(File too large\); free some space or fix "
+        r"its permissions",
+    ):
         _write(path, range(1, 4), text="x" * 20)  # 44 bytes a line: two fit
     assert path.stat().st_size == 88  # the part of the third line is taken back: the file can be continued
     assert _steps(path) == [1, 2]

@@ -51,7 +51,7 @@ def test_a_damaged_run_json_is_kept_aside_and_written_anew(
         assert aside.read_bytes() == damaged
         event = read_jsonl(RunDirectory(tmp_path).events)[-1]
         assert (event["event"], event["step"]) == ("resumed", 7)
-        assert event["detail"] == f"run.json was damaged: written anew, the damaged one is kept as {aside.name}"
+        assert event["detail"] == f"run.json was damaged and is rewritten; the damaged file is kept as {aside.name}"
         assert str(aside) in caplog.text
 
 
@@ -80,8 +80,8 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
         ("config.yaml", "a: [1", "is not YAML"),
         ("config.yaml", "- 1", "is not a mapping"),
         ("run.json", "{", "is not JSON"),
-        ("metrics.jsonl", "", "no step is recorded yet"),
-        ("metrics.jsonl", '{"step": 1', "no step is recorded yet"),
+        ("metrics.jsonl", "", "no steps recorded yet; train at least one"),
+        ("metrics.jsonl", '{"step": 1', "no steps recorded yet; train at least one"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: str, message: str) -> None:

@@ -47,11 +47,11 @@ def test_a_full_disk_costs_records_and_not_the_run(tmp_path: Path, caplog: pytes
     missing, again = read_jsonl(tmp_path / "events.jsonl")
     assert (missing["event"], missing["step"]) == ("records missing", 3)
     assert (again["event"], again["step"]) == ("records written again", 5)
-    assert again["detail"].startswith("metrics.jsonl misses 2 records, from step 3 on: ")
+    assert again["detail"].startswith("metrics.jsonl lost 2 records, from step 3 on: ")
     assert "cannot be written (File too large)" in again["detail"]
     first, second = caplog.messages
-    assert "training goes on, and records are missing there until then" in first
-    assert "is written again" in second
+    assert "training continues, and records are dropped until it recovers" in first
+    assert "is writable again" in second
     assert "\n" not in first + second
 
 
@@ -64,7 +64,7 @@ def test_events_that_find_no_room_are_told_of_later(tmp_path: Path, caplog: pyte
     bus.write(Kind.EVENT, {"step": 2, "event": "saved"})
     saved, again = read_jsonl(tmp_path / "events.jsonl")
     assert (saved["event"], again["event"]) == ("saved", "records written again")
-    assert again["detail"].startswith("events.jsonl misses 2 records, from step 1 on")
+    assert again["detail"].startswith("events.jsonl lost 2 records, from step 1 on")
     assert len(caplog.messages) == 3  # metrics.jsonl and events.jsonl, and the one again
 
 

@@ -46,13 +46,13 @@ def test_without_the_package_or_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (config_of(compute="fp32"), "precision.compute: DeepEP adds up bf16 only, not fp32; set bf16, or "),
-        (config_of(hidden_size=40), "model.hidden_size: 40, where DeepEP wants a multiple of 16 up to 8176 among 2 "),
-        (config_of(hidden_size=8192), "model.hidden_size: 8192, where DeepEP wants a multiple of 16 up to 8176 "),
-        (config_of(ep=16, hidden_size=128), "model.hidden_size: 128, where DeepEP wants a multiple of 256 up to "),
+        (config_of(compute="fp32"), "precision.compute: DeepEP supports bf16 only, not fp32; set bf16, or "),
+        (config_of(hidden_size=40), "model.hidden_size: 40, but DeepEP needs a multiple of 16 up to 8176 with 2 "),
+        (config_of(hidden_size=8192), "model.hidden_size: 8192, but DeepEP needs a multiple of 16 up to 8176 "),
+        (config_of(ep=16, hidden_size=128), "model.hidden_size: 128, but DeepEP needs a multiple of 256 up to "),
         (
             config_of(n_routed_experts=64, num_experts_per_tok=33),
-            "model.num_experts_per_tok: 33, where DeepEP takes 32 at most; lower it, or set ",
+            "model.num_experts_per_tok: 33, but DeepEP supports at most 32; lower it, or set ",
         ),
     ],
     ids=["fp32", "width", "too wide", "several nodes", "choices"],

@@ -77,7 +77,11 @@ def test_a_checkpoint_holds_them_so(tiny_data: TinyData, tmp_path: Path) -> None
     assert reset_optimizer(tmp_path / "whole", tmp_path / "reset").path.is_dir()
 
     other = tiny_data.run_config(tmp_path / "part", phases=PHASES, **frozen("fp32", **saves))
-    with pytest.raises(CheckpointError, match=r"precision.frozen was bf16 and is fp32 \(the frozen weights are stored"):
+    with pytest.raises(
+        CheckpointError,
+        match=r"precision.frozen was bf16 and is fp32 \(frozen weights are stored in "
+        r"this format",
+    ):
         train(other)
     begun = tiny_data.run_config(tmp_path / "new", init_from=str(tmp_path / "whole"), phases=PHASES, **frozen("fp32"))
     train(begun)  # a new run may hold them otherwise
@@ -98,5 +102,5 @@ def test_plan_and_dry_run_know_it() -> None:
 
 
 def test_fp32_compute_is_refused() -> None:
-    with pytest.raises(ValidationError, match="'bf16' would be converted in every step: set compute to bf16"):
+    with pytest.raises(ValidationError, match="'bf16' would be converted in every step; set compute to bf16 too"):
         run_config(precision={"compute": "fp32", "frozen": "bf16"})

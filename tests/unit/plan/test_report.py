@@ -56,7 +56,7 @@ def test_fits_with_a_tenth_to_spare_or_says_so(gigabytes: float, word: str) -> N
     fit = answers(planned(memory=peak_of(gigabytes)))[0]
     assert fit.question == "Does it fit?"
     assert fit.words.startswith(f"{word}: {gigabytes:.1f} of 80 GB")
-    assert "place 1 of the pipeline" in fit.words
+    assert "at pipeline rank 1" in fit.words
 
 
 def test_memory_is_of_closed_forms_unless_given_and_of_the_stage() -> None:
@@ -80,7 +80,7 @@ def test_all_phases_are_paid_for_and_what_a_layout_does_not_serve_is_named() -> 
     second = "{name: second, steps: 10, seq_len: 64, batch_size: 36}"
     run = load_config(RUN.replace("batch_size: 32}]", f"batch_size: 32}}, {second}]"))
     report = planned_phase(run, 16)
-    price = next(answer for answer in answers(report) if answer.question == "How dear?")
+    price = next(answer for answer in answers(report) if answer.question == "Cost?")
     assert price.words.startswith("$")
     assert any(line.startswith("without second: ") for line in price.details)
 
@@ -90,8 +90,8 @@ def test_a_run_that_never_ends_has_no_price() -> None:
     config, layout, machine = report.config, report.layout, report.machine
     often = CostSettings(gpu_mtbf_hours=0.01)
     endless = make_report(config, config, layout, machine, settings=often)
-    price = next(answer for answer in answers(endless) if answer.question == "How dear?")
-    assert price.words == "cannot be said: no phase has a time"
+    price = next(answer for answer in answers(endless) if answer.question == "Cost?")
+    assert price.words == "unknown: no phase has a time"
     assert "$" not in " ".join(price.details)
 
 

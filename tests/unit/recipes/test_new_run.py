@@ -76,16 +76,16 @@ def test_any_name_and_path_comes_back_as_it_was(tiny_data: TinyData, tmp_path: P
 
 
 def test_what_cannot_be_is_refused(tiny_data: TinyData, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="give one of them"):
+    with pytest.raises(ConfigError, match="pass only one of them"):
         new_run(options(tiny_data, minutes=1, tokens=1e6))
-    with pytest.raises(ConfigError, match=r"glm45_air_106b needs a layout .*take one of demo, small_1b, tiny"):
+    with pytest.raises(ConfigError, match=r"glm45_air_106b needs many GPUs; .*choose one of demo, small_1b, tiny"):
         new_run(options(tiny_data, model="glm45_air_106b"))
     with pytest.raises(DataError, match="nothere"):
         new_run(NewRunOptions(Path("a.yaml"), tiny_data.tokenizer, [tmp_path / "nothere"]))
     with pytest.raises(DataError, match="nothere"):
         new_run(options(tiny_data, held_out=[tmp_path / "nothere"]))
     for name in ("a\nb.yaml", "a b.yaml", ".yaml", "é.yaml"):
-        with pytest.raises(ConfigError, match="the run gets this name"):
+        with pytest.raises(ConfigError, match="names the run"):
             new_run(NewRunOptions(Path(name), tiny_data.tokenizer, [tiny_data.train]))
 
 

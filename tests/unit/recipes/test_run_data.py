@@ -90,15 +90,15 @@ def test_the_phases_say_how_long_a_conversation_may_be(tiny_data, chat, tmp_path
 
 def test_a_file_that_is_not_there(tiny_data, tmp_path):
     config = config_of(tiny_data, tmp_path, {"path": str(tmp_path / "nowhere.jsonl")})
-    with pytest.raises(DataError, match=r"data\.sources\.0\.path: there is no .*nowhere\.jsonl; correct the path$"):
+    with pytest.raises(DataError, match=r"data\.sources\.0\.path: .*nowhere\.jsonl does not exist; correct the path$"):
         open_data(config, WORLD)
 
 
 @pytest.mark.parametrize(
     ("source", "complaint"),
     [
-        ({"path": "shard", "chat": {}}, "is for files of conversations"),
-        ({"path": "a.jsonl", "code": True}, "conversations .* are not rearranged"),
+        ({"path": "shard", "chat": {}}, "is a token shard; remove it"),
+        ({"path": "a.jsonl", "code": True}, "fill-in-the-middle does not apply to conversations"),
         ({"path": "a.jsonl", "chat": {"turns": "first"}}, "'all' or 'last'"),
     ],
 )

@@ -60,8 +60,9 @@ def test_the_node_that_differs_from_most_is_named_on_all() -> None:
     assert (
         lines
         == [
-            f"data: the nodes do not see the same data: node {HOST} (rank 2) has other contents in data.sources.text; "
-            f"compared with node {HOST} (rank 0). Nothing was trained; copy the files there anew"
+            f"data: the nodes do not see the same data: node {HOST} (rank 2) has different contents in "
+            f"data.sources.text; "
+            f"compared with node {HOST} (rank 0). Nothing was trained; copy the files to that node again"
         ]
         * 3
     )
@@ -92,5 +93,5 @@ def test_each_node_encodes_and_packs_what_lies_on_its_own_disk(tiny_data: TinyDa
     assert first == second
     assert {".bin", ".idx", ".loss"} <= set(first)
     assert told == told_too
-    assert (f"node {HOST} (rank 1) has other contents in data.sources.chat; " in told) == bool(other)
+    assert (f"node {HOST} (rank 1) has different contents in data.sources.chat; " in told) == bool(other)
     shutil.rmtree(tmp_path / "node-0")

@@ -96,7 +96,7 @@ def test_a_run_whose_training_loss_rises_too_is_unstable() -> None:
     run = made_up(overfitted, overfitted)
     (finding,) = find_overfitting(run)
     assert finding.verdict is Verdict.BOTH_RISE
-    assert "the run is unstable or has gone on to other text" in advice(run, [finding])[0]
+    assert "the run is unstable or has moved on to other text, which is" in advice(run, [finding])[0]
 
 
 def test_a_source_is_compared_with_that_of_its_name() -> None:
@@ -121,12 +121,12 @@ def test_few_evaluations_and_none() -> None:
 def test_advice_tells_where_the_weights_are_and_what_to_change(tmp_path: Path) -> None:
     run = made_up(falling, overfitted, root=tmp_path, noise=0)
     findings = find_overfitting(run)
-    assert "train anew for so many steps" in advice(run, findings)[0]
+    assert "retrain for that many steps" in advice(run, findings)[0]
     for step in (200, 400, 800):
         (run.directory.checkpoints / f"step-{step:08d}").mkdir(parents=True)
     weights, passes, stopping = advice(run, findings)
     assert f"the nearest checkpoint is that of step 400 ({tmp_path}@400)" in weights
-    assert "By then train had been read 1.2 times: end there" in passes
+    assert "By then train had been read 1.2 times: stop there (epochs of the phase, max_epochs" in passes
     assert "observe.early_stopping" in stopping
     narrow = made_up(falling, overfitted, epochs=0.5)
     assert "it is not repetition" in advice(narrow, findings)[1]
@@ -154,7 +154,7 @@ def test_the_terminal_and_the_page_say_the_same(tmp_path: Path) -> None:
     for sentence in advice(read_run(root), find_overfitting(read_run(root))):
         assert sentence in said
         assert sentence in page
-    assert "since then the run overfits" in page
+    assert "from there on the run overfits" in page
 
 
 def test_a_run_without_evaluations_says_so(tmp_path: Path) -> None:

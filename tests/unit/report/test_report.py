@@ -200,7 +200,7 @@ def test_answers_stand_beside_their_references_and_what_was_answered_before(tmp_
     assert page.text.count(f"said 1 {hostile}") == page.text.count(f"said 2 {hostile}") == 24
     assert page.text.count("At earlier evaluations") == 24
     assert "And 7 more of the last evaluation" in page.text
-    assert "<i>, step 3, ended by itself, malformed: holds <b>" in page.text
+    assert "<i>, step 3, stopped, malformed: holds <b>" in page.text
     assert "Held-out answers" in page.titles
     tables = {table.title: table.rows for table in make_tables(read_run(root), root)}
     assert [cell.text for cell in tables["Answers to held-out prompts"][0]] == ["<i>", "3", "30", "100.0%", "50.0%"]
@@ -305,15 +305,15 @@ def test_events_that_happen_all_the_time_are_folded(full_run: Path) -> None:
 
     events = [event(0, "started")]
     for step in range(1, 31):
-        events.append(event(step, "saved", f"{'lasting' if step % 10 == 0 else 'ephemeral'}, 1 MiB"))
+        events.append(event(step, "saved", f"{'permanent' if step % 10 == 0 else 'ephemeral'}, 1 MiB"))
     events += [event(step, "anomaly", f"loss {step}") for step in range(31, 41)]
     rows = tables_of(read_run(full_run), events=events)["Events"]
     assert [row[1:] for row in rows[:5]] == [
         ["0", "started", ""],
         ["", "saved ×26", "earlier, ephemeral since step 1; see events.jsonl"],
         ["29", "saved", "ephemeral, 1 MiB"],
-        ["", "saved ×2", "earlier, lasting since step 10; see events.jsonl"],
-        ["30", "saved", "lasting, 1 MiB"],
+        ["", "saved ×2", "earlier, permanent since step 10; see events.jsonl"],
+        ["30", "saved", "permanent, 1 MiB"],
     ]
     assert rows[5][1:] == ["", "anomaly ×2", "earlier, since step 31; see events.jsonl"]
     assert [row[1] for row in rows[6:]] == [str(step) for step in range(33, 41)]
@@ -324,6 +324,19 @@ def test_accuracy_stands_beside_the_loss(full_run: Path) -> None:
     assert tables_of(read_run(full_run), evaluations=[record])["Last evaluation"][0][:5] == [
         "chat", "1", "1.5000", "2.0000", "45.7%"
     ]  # fmt: skip
+
+
+def test_acceptance_of_every_depth_is_shown(full_run: Path) -> None:
+    record = {"step": 1, "source": "code", "mtp_acceptance": 0.5, "mtp_acceptance_by_depth": [0.5, 0.25]}
+    assert tables_of(read_run(full_run), evaluations=[record])["Last evaluation"][0][-1] == "50.0% / 25.0%"
+
+
+def test_what_was_left_out_is_a_headline(full_run: Path) -> None:
+    run = read_run(full_run)
+    last = run.metrics[-1] | {"skipped_samples": 1024, "nonfinite_steps_total": 0}
+    tiles = summarize(replace(run, metrics=[last]), report_dir=full_run, facts={}).tiles
+    assert ("Skipped", "1,024") in [tile[:2] for tile in tiles]
+    assert "Not taken" not in [tile.label for tile in tiles]
 
 
 def layer_run(*records: dict[str, object]) -> RunLog:
@@ -357,16 +370,3 @@ def test_gpus_of_a_kind_are_counted(full_run: Path) -> None:
     gpus = [{"name": "GPU X", "memory_bytes": 80 << 30}] * 8
     run = replace(run, info={**run.info, "machine": {**run.info["machine"], "gpus": gpus}})
     assert summarize(run, report_dir=full_run, facts={}).facts["GPUs"] == "8 × GPU X (80.0 GiB)"
-
-
-def test_acceptance_of_every_depth_is_shown(full_run: Path) -> None:
-    record = {"step": 1, "source": "code", "mtp_acceptance": 0.5, "mtp_acceptance_by_depth": [0.5, 0.25]}
-    assert tables_of(read_run(full_run), evaluations=[record])["Last evaluation"][0][-1] == "50.0% / 25.0%"
-
-
-def test_what_was_left_out_is_a_headline(full_run: Path) -> None:
-    run = read_run(full_run)
-    last = run.metrics[-1] | {"skipped_samples": 1024, "nonfinite_steps_total": 0}
-    tiles = summarize(replace(run, metrics=[last]), report_dir=full_run, facts={}).tiles
-    assert ("Left out", "1,024") in [tile[:2] for tile in tiles]
-    assert "Not taken" not in [tile.label for tile in tiles]

@@ -166,7 +166,7 @@ def test_the_page_needs_nothing_else_and_says_what_it_does_not_know(tmp_path: Pa
     page = write_schedule(load_config(RUN), tmp_path / "schedule.html").read_text()
     assert "<svg" in page
     assert "http" not in page.replace("http://www.w3.org", "")
-    assert "as long as these shards do not exist: web, code" in page
+    assert "because these shards do not exist: web, code" in page
     assert "not what was measured" in page
 
 

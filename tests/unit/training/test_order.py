@@ -29,9 +29,12 @@ def test_order(hooks: list[Any], expected: str) -> None:
 @pytest.mark.parametrize(
     ("hooks", "message"),
     [
-        ([hook("a", Priority.USER, "z"), hook("b")], r"'a' comes after 'z', which this run does not have; it has 'b'"),
-        ([hook("a", Priority.USER, "b"), hook("b", Priority.USER, "a")], r"in a circle \('.' -> '.' -> '.'\)"),
-        ([hook("a", Priority.USER, "a")], r"in a circle \('a' -> 'a'\)"),
+        (
+            [hook("a", Priority.USER, "z"), hook("b")],
+            "'a' comes after 'z', which this run does not have; available: 'b'",
+        ),
+        ([hook("a", Priority.USER, "b"), hook("b", Priority.USER, "a")], r"hooks form a cycle \('.' -> '.' -> '.'\)"),
+        ([hook("a", Priority.USER, "a")], r"hooks form a cycle \('a' -> 'a'\)"),
         ([hook("a", Priority.GUARD, "b"), hook("b", Priority.SAVE)], "its priority GUARD is before SAVE"),
     ],
 )

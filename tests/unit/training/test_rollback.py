@@ -101,7 +101,7 @@ def test_a_spike_in_the_last_batches_ends_the_phase_early(
 
 
 def test_without_an_earlier_checkpoint_the_run_ends(tiny_data: TinyData, tmp_path: Path) -> None:
-    with pytest.raises(DivergedError, match="step 3: the loss spiked before there was a checkpoint to go back to"):
+    with pytest.raises(DivergedError, match="step 3: the loss spiked before the first checkpoint to roll back to"):
         train(config_for(tiny_data, tmp_path / "run"), [GoBack(at=3)])
 
 

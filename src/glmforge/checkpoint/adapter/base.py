@@ -4,7 +4,7 @@ Names, types, shapes and contents of all tensors go into it, and not how the ten
 contents are read once (`digests`).
 
 Earlier versions took three samples of 64 bytes of each tensor instead. Adapters that have such a fingerprint are
-compared with the same samples, and it is said that no more was checked.
+compared with the same samples, and a message says that no more was checked.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _MAX_THREADS = 16
 def base_weights(directory: Path) -> BaseWeights:
     """What identifies the weights in a Hugging Face directory or a checkpoint of this program.
 
-    Raises `CheckpointError` if there are none, or a file is missing or damaged.
+    Raises `CheckpointError` if none is found, or a file is missing or damaged.
     """
     if (directory / MANIFEST_FILE).exists():
         return _of_checkpoint(directory)
@@ -62,8 +62,8 @@ def check_base(adapter: Path, trained_on: BaseWeights, found: BaseWeights) -> No
         seen = _sampled(Path(found.source))
         if seen == trained_on.fingerprint:
             logger.warning(
-                "%s: was saved by an earlier version, which noted %d bytes at three places of each tensor of its base: "
-                "those agree with %s; nothing else was compared",
+                "%s: was saved by an earlier version, which recorded only %d bytes at three offsets of each base "
+                "tensor; those match %s",
                 adapter,
                 _SAMPLE_BYTES,
                 found.source,
@@ -71,8 +71,8 @@ def check_base(adapter: Path, trained_on: BaseWeights, found: BaseWeights) -> No
             return
     raise CheckpointError(
         f"{adapter}: was trained on the weights of {trained_on.source} ({trained_on.num_tensors:,} tensors, "
-        f"fingerprint {trained_on.fingerprint[:12]}), and {found.source} holds others ({found.num_tensors:,}, "
-        f"{seen[:12]}), or they have changed since: give the base that it was trained on"
+        f"fingerprint {trained_on.fingerprint[:12]}), but {found.source} holds other or changed weights "
+        f"({found.num_tensors:,}, {seen[:12]}); pass the base it was trained on"
     )
 
 

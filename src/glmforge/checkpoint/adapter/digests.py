@@ -2,7 +2,8 @@
 
 Reading 220 GB takes minutes. So the digests of a file are kept in the user's cache ($XDG_CACHE_HOME/glmforge/digests,
 else ~/.cache/glmforge/digests), and are valid while the file has the same path, size, inode and times of change. The
-time of the inode (ctime) is among them: whoever sets the time of the content back cannot set that one. What changed
+time of the inode (ctime) is among them: a program that sets the modification time back cannot set that one. What
+changed
 within the last seconds is not kept, for a second change may get the same time. A cache directory that others can write
 to is not used.
 """
@@ -51,11 +52,11 @@ def tensor_digests(shards: Shards, files: Collection[Path] | None = None) -> dic
             left += names
     size = sum(_num_bytes(shards, name) for name in left)
     if size >= _TOLD_BYTES:
-        logger.info("hashing %s of base weights, once: the digests are kept", format_bytes(size))
+        logger.info("hashing %s of base weights; the digests are cached", format_bytes(size))
     found |= zip(left, map_in_threads(lambda name: _hash(shards, name), left, _MAX_THREADS), strict=True)
     for file in {shards.file(name) for name in left}:
         if _state(file) != state[file]:
-            raise CheckpointError(f"{shown(file)}: changed while it was read; start again when it is written")
+            raise CheckpointError(f"{shown(file)}: changed while it was read; retry when writing has finished")
         _keep(file, state[file], {name: found[name] for name in of_file[file]})
     return found
 
@@ -73,7 +74,7 @@ def _hash(shards: Shards, name: str) -> str:
             while left:
                 count = file.readinto(buffer[: min(left, len(buffer))])
                 if not count:
-                    raise CheckpointError(f"{shown(shards.file(name))}: was cut off while it was read")
+                    raise CheckpointError(f"{shown(shards.file(name))}: was truncated while it was read")
                 digest.update(buffer[:count])
                 left -= count
     except OSError as error:
@@ -97,7 +98,7 @@ def _state(file: Path) -> dict[str, int | str]:
 
 
 def _kept(file: Path, state: Mapping[str, int | str]) -> dict[str, str]:
-    """The digests that were kept of the file in this state; empty if there are none."""
+    """The digests that were kept of the file in this state, or empty."""
     directory = _cache()
     place = None if directory is None else directory / _name(file)
     if place is None or not place.is_file():
@@ -121,7 +122,7 @@ def _keep(file: Path, state: Mapping[str, int | str], digests: Mapping[str, str]
         partial.replace(directory / _name(file))
     except OSError as error:
         partial.unlink(missing_ok=True)
-        logger.debug("digests of %s are not kept: %s", file, error)
+        logger.debug("digests of %s are not cached: %s", file, error)
 
 
 def _name(file: Path) -> str:
@@ -129,11 +130,11 @@ def _name(file: Path) -> str:
 
 
 def _cache() -> Path | None:
-    """The directory of digests, which nobody else can write to; None if there can be none."""
+    """The directory of digests, writable only by this user; None if it cannot be created."""
     try:
         directory = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "glmforge" / "digests"
         make_private(directory)
     except (OSError, RuntimeError) as error:  # RuntimeError: the user has no home
-        logger.debug("digests are not kept: %s", error)
+        logger.debug("digests are not cached: %s", error)
         return None
     return directory

@@ -12,11 +12,9 @@ from glmforge.files import shown
 
 
 def find_adapter(source: Path) -> tuple[Path, ShardedAdapter]:
-    """The directory that `source` means, and what it says of itself. Raises `CheckpointError` if it is none."""
+    """The directory that `source` means, and its metadata. Raises `CheckpointError` if it is not a checkpoint."""
     if is_peft(source):
-        raise CheckpointError(
-            f"{shown(source)}: is an adapter as PEFT keeps it; 'glmforge adapter convert' makes a checkpoint of it"
-        )
+        raise CheckpointError(f"{shown(source)}: is a PEFT adapter; convert it with 'glmforge adapter convert'")
     if (source / "config.json").is_file():
         raise CheckpointError(f"{shown(source)}: is a Hugging Face model; give a run with adapters, or a checkpoint")
     path = find_checkpoint(source)

@@ -55,7 +55,7 @@ _PICKLED_FILE = "adapter_model.bin"
 
 
 class PeftTensors(Mapping[str, Tensor]):
-    """The tensors of `adapter_model.safetensors` by PEFT's names, each read when it is asked for.
+    """The tensors of `adapter_model.safetensors` by PEFT's names, each read when it is requested.
 
     Raises `CheckpointError` if the file is missing, damaged, or not of PEFT's.
     """
@@ -64,20 +64,22 @@ class PeftTensors(Mapping[str, Tensor]):
         self.path = directory / WEIGHTS_FILE
         if not self.path.exists() and (directory / _PICKLED_FILE).exists():
             raise CheckpointError(
-                f"{directory}: has {_PICKLED_FILE} only, and loading a pickle may run what is in it: save the adapter "
-                "as safetensors"
+                f"{directory}: has only {_PICKLED_FILE}, and loading a pickle can run code; save the adapter as "
+                "safetensors"
             )
         self._stored = read_header(self.path)
         for name in self._stored:
             if not name.startswith(PEFT_PREFIX):
-                raise CheckpointError(f"{self.path}: {shown(name)} is no name of PEFT's; is it of a causal LM?")
+                raise CheckpointError(
+                    f"{self.path}: {shown(name)} is not a PEFT tensor name; is the adapter for a causal LM?"
+                )
         self._file = TensorFile(self.path)
 
     def __getitem__(self, name: str) -> Tensor:
         stored = self._stored[name]
         tensor = self._file.read(stored, [slice(0, size) for size in stored.shape])
         if not tensor.isfinite().all():
-            raise CheckpointError(f"{self.path}: {shown(name)} holds values that are not finite")
+            raise CheckpointError(f"{self.path}: {shown(name)} contains non-finite values")
         return tensor
 
     def shape(self, name: str) -> Shape:
@@ -150,9 +152,9 @@ def import_peft(directory: Path, root: Path, *, base: Path) -> Path:
     `base` is the Hugging Face directory that it belongs to. Raises `CheckpointError`.
     """
     if is_sharded_adapter(directory):
-        raise CheckpointError(f"{directory}: is a checkpoint of adapters already")
+        raise CheckpointError(f"{directory}: is already an adapter checkpoint")
     if not (base / "config.json").is_file():
-        raise CheckpointError(f"{base}: is no Hugging Face directory; give the base that the adapter belongs to")
+        raise CheckpointError(f"{base}: is not a Hugging Face directory; pass the adapter's base model")
     model = hf_model_config(base)
     lora = lora_of(directory, model)
     tensors = {PARAMETER_PREFIX + name: tensor.float() for name, tensor in read_peft(directory, model, lora)}
@@ -183,7 +185,9 @@ def lora_of(directory: Path, model: ModelConfig) -> LoraConfig:
     parameters = table_with(model, None)
     whole = [name for name in parameters if peft_name(name) in tensors]
     if not names:
-        raise CheckpointError(f"{tensors.path}: has no adapter of any map of the base model; is it another model's?")
+        raise CheckpointError(
+            f"{tensors.path}: has no adapter for any layer of the base model; was it trained on another model?"
+        )
     lora = LoraConfig(
         rank=settings.rank,
         alpha=settings.alpha,
@@ -224,20 +228,18 @@ def _adapted_experts(
 
 def _check_names(adapter: Mapping[str, Tensor], wanted: Sequence[str], *, strict: bool) -> None:
     if missing := [name for name in wanted if name not in adapter]:
-        raise CheckpointError(f"{missing[0]}: is not in the adapter; set lora.targets to those that it has")
+        raise CheckpointError(f"{missing[0]}: is not in the adapter; set lora.targets to the adapter's targets")
     # What modules_to_save hold besides is the wrapped weight itself.
     left = sorted(name for name in set(adapter) - set(wanted) if ".base_layer." not in name or ".lora_" in name)
     if strict and left:
-        raise CheckpointError(
-            f"{shown(left[0])}: the run has no such adapter; add it to lora.targets or modules_to_save"
-        )
+        raise CheckpointError(f"{shown(left[0])}: not adapted by this run; add it to lora.targets or modules_to_save")
 
 
 def _checked(name: str, tensor: Tensor, shape: Shape, *, strict: bool) -> Tensor:
     if strict and tuple(tensor.shape) != shape:
         raise CheckpointError(
-            f"{name}: has shape {list(tensor.shape)} in the adapter, the run needs {list(shape)}; set lora.rank to the "
-            "adapter's, and begin from its base model"
+            f"{name}: has shape {list(tensor.shape)} in the adapter, the run needs {list(shape)}; set lora.rank to "
+            "the adapter's, and use its base model"
         )
     return tensor
 

@@ -6,8 +6,8 @@ and on which disk they write (`agree`), and every later save follows that plan w
 * Of a slice that several ranks of one place hold, one writes: the one that has least to write.
 * A place is what ranks see as the same directory: on storage that all nodes share there is one; with node-local disks
   there is one for each node, and **each node writes all that it holds**, also what another node writes too. Under HSDP
-  with a copy of the model per node every node's disk then has a whole checkpoint: any one node is enough to resume or
-  to gather from, no byte of it crosses the link between nodes, and it takes no longer, since the disks write at the
+  with a copy of the model per node every node's disk then has a complete checkpoint: any one node is enough to resume
+  or to gather from, no byte of it crosses the link between nodes, and it takes no longer, since the disks write at the
   same time. Were one copy to write, losing its node would lose every checkpoint.
 * Places that only together hold everything, as under FSDP over nodes, make up one copy together, in which each slice is
   written once.
@@ -51,7 +51,7 @@ class WritePlan:
         rank: of the one that knows it so.
         world_size: number of ranks.
         session: tells this start of the run from others; the same on all ranks.
-        copies: sets of ranks: what each set writes is a whole checkpoint.
+        copies: sets of ranks: what each set writes is a complete checkpoint.
         specs: all tensors.
         slices: for each rank of this rank's copy, what it writes.
     """
@@ -100,7 +100,7 @@ def plan(holdings: Sequence[Holding], own: int, session: str) -> WritePlan:
     specs: dict[str, TensorSpec] = {}
     for holding in holdings:
         differing = [name for name, spec in holding.specs.items() if specs.get(name, spec) != spec]
-        assert not differing, f"{differing[0]} is of another shape or type on another rank"
+        assert not differing, f"{differing[0]} differs in shape or dtype between ranks"
         specs |= holding.specs
     places, with_files = _copies(holdings, specs), [r for r, holding in enumerate(holdings) if holding.writes_files]
     if with_files:
@@ -139,7 +139,7 @@ def _copies(holdings: Sequence[Holding], specs: Mapping[str, TensorSpec]) -> lis
             break
         copies.append(copy)
         left = [ranks for ranks in left if ranks not in copy]
-    assert copies, "the ranks together do not hold all of the tensors that they name"
+    assert copies, "the ranks together do not hold all tensors they list"
     copies[-1] += left
     return copies
 

@@ -3,7 +3,7 @@
 The directory that comes out has the base's files, with tensors of the same names and types, experts one by one or
 packed as they are there, and embedding and head repeated where the base repeats them. A tensor without an adapter is
 copied; one with an adapter is read, summed in fp32 and rounded once. So memory holds one tensor a few times over, and
-the adapters of one layer, whatever the size of the model.
+the adapters of one layer, regardless of the size of the model.
 """
 
 import shutil
@@ -49,18 +49,18 @@ def merge(
         base: the Hugging Face directory; None: where it lay in training.
         check: refuse another base than the one that the adapters were trained on.
 
-    Raises `CheckpointError` if the checkpoint is not whole or not one of adapters, the base is another or no Hugging
+    Raises `CheckpointError` if the checkpoint is incomplete or not one of adapters, the base is another or no Hugging
     Face directory, has no such tensors, or `out_dir` exists.
     """
     description = read_adapter(checkpoint)
     if heads := description.model.heads:
         raise CheckpointError(
-            f"{checkpoint}: has the head {list_some(list(heads))} (model.heads), which transformers' Glm4Moe has no "
-            "place for: it would be lost; load the run itself with glmforge"
+            f"{checkpoint}: has the head {list_some(list(heads))} (model.heads), which transformers' Glm4Moe does "
+            "not support and would be lost; load the run itself with glmforge"
         )
     base = base or Path(description.base.source)
     if not (base / "config.json").is_file():
-        raise CheckpointError(f"{base}: is no Hugging Face directory; give the base that was trained on (--base)")
+        raise CheckpointError(f"{base}: is not a Hugging Face directory; pass the base model with --base")
     if check:
         check_base(checkpoint, description.base, base_weights(base))
     files = open_hf(base)
@@ -68,7 +68,7 @@ def merge(
         merged = Merged(files, StoredTensors(checkpoint, PARAMETER_PREFIX), description)
         if lacking := merged.unused():
             raise CheckpointError(
-                f"{checkpoint}: has adapters of {list_some(lacking)}, which {base} does not have; is it another model?"
+                f"{checkpoint}: has adapters of {list_some(lacking)}, which {base} lacks; is it another model?"
             )
         with new_directory(out_dir) as directory:
             _write(merged, files.shards, base, directory, advance)
@@ -76,7 +76,7 @@ def merge(
 
 
 class Merged:
-    """The tensors of a base with adapters in them, by the names of the base's files, each made when it is asked for."""
+    """The tensors of a base with adapters in them, by the names of the base's files, each made when it is requested."""
 
     def __init__(self, files: HfFiles, stored: StoredTensors, description: ShardedAdapter) -> None:
         self._shards, self._stored, self._lora = files.shards, stored, description.lora

@@ -62,17 +62,17 @@ def no_place_in_peft(model: ModelConfig, lora: LoraConfig) -> str | None:
     for name in sorted(saved):
         module = name.rpartition(".")[0]
         if module in model.heads:
-            return f"PEFT loads onto a causal LM, which has no head '{module}' (model.heads)"
+            return f"PEFT loads into a causal LM, which has no head '{module}' (model.heads)"
         beside = [row for row in table.values() if row.name.rpartition(".")[0] == module and not is_adapter(row)]
         lacking = [row for row in beside if row.name not in saved]
         if lacking and lacking[0].trained:
             return (
-                f"PEFT loads whole modules, and of {module} only a part is trained: add '{lacking[0].name}' to "
+                f"PEFT loads whole modules, but only part of {module} is trained; add '{lacking[0].name}' to "
                 "modules_to_save"
             )
         if lacking:
             return (
-                f"PEFT loads whole modules, and {lacking[0].name} is no part of the adapter: adapt the router "
+                f"PEFT loads whole modules, but {lacking[0].name} is not in the adapter; adapt the router "
                 "(lora.targets: gate) instead of training it whole (modules_to_save)"
             )
     return None
@@ -123,7 +123,7 @@ def shortest(names: Sequence[str], known: Sequence[str], *, num_parts: int = 1) 
 
 
 def _is_parameter(one: LinearMap) -> bool:
-    """Whether PEFT has to be told the name of the parameter, not of its module."""
+    """Whether PEFT needs the name of the parameter, not of its module."""
     return one.kind in ("experts", "router") or one.name.endswith(("gate_proj", "up_proj", "down_proj"))
 
 

@@ -53,7 +53,7 @@ def read_settings(directory: Path) -> PeftSettings:
     """Of a LoRA adapter's `adapter_config.json`. Raises `CheckpointError` for other adapters, and what is not one."""
     file = directory / CONFIG_FILE
     if not file.exists():
-        raise CheckpointError(f"{directory}: holds no adapter of PEFT's ({CONFIG_FILE}); give the directory of one")
+        raise CheckpointError(f"{directory}: not a PEFT adapter (no {CONFIG_FILE}); pass a PEFT adapter directory")
     config = read_json(file, dict, error=CheckpointError)
     rank, alpha = config.get("r"), config.get("lora_alpha")
     rslora, dora = (config.get(field, False) for field in ("use_rslora", "use_dora"))
@@ -69,9 +69,9 @@ def read_settings(directory: Path) -> PeftSettings:
             f"{file}: is not of a LoRA adapter (peft_type, r, lora_alpha, use_rslora, use_dora, their patterns)"
         )
     if config.get("bias", "none") != "none" or config.get("lora_bias"):
-        raise CheckpointError(f"{file}: biases are trained as well, which adapters here do not have")
+        raise CheckpointError(f"{file}: has trained biases, which are not supported")
     if other := next((field for field in _OTHER_ARITHMETIC if config.get(field)), None):
-        raise CheckpointError(f"{file}: {other} is set, which adapters here do not have")
+        raise CheckpointError(f"{file}: {other} is set, which is not supported")
     begun = config.get("init_lora_weights", True)
     if isinstance(begun, str) and begun.lower().startswith(_CHANGING_BASE):
         raise CheckpointError(
@@ -88,6 +88,6 @@ def check_patterns(directory: Path, settings: PeftSettings, model: ModelConfig, 
     for field, pattern in settings.patterns.items():
         if {key: value for key, value in pattern.items() if value != usual[field]} != expected[field]:
             raise CheckpointError(
-                f"{directory / CONFIG_FILE}: {field} is {shown(dict(pattern))}, and for these adapters it can only be "
-                f"{expected[field]}: targets must be the adapter's, and one rank and one alpha are for all maps here"
+                f"{directory / CONFIG_FILE}: {field} is {shown(dict(pattern))}, but only {expected[field]} is "
+                f"supported: one rank and one alpha for all layers, and lora.targets must be the adapter's"
             )

@@ -1,12 +1,13 @@
 """Save adapters while a run trains, each rank for itself: no collective, no message, no byte between ranks.
 
     saver = AdapterSaver(root, config.checkpoint, tensors, info, run_name=config.name)  # all ranks together, once
-    saver.save(step, tensors, meta, rng_state=state)    # from here on as `CheckpointSaver`
+    saver.save(step, tensors, meta, rng_state=state)    # from this step on as `CheckpointSaver`
 
 What a save of a whole model must agree on at every step is known here from the start: who writes what (`layout`). How
 the ranks know that a checkpoint is whole, without asking each other:
 
-* **On storage that all nodes share** each writes its files and its part into one hidden directory, and whoever comes
+* **On storage that all nodes share** each writes its files and its part into one hidden directory, and the rank that
+comes
   last publishes it (`node_local.pending`). It also deletes what `keep_last` does not keep; a whole newer checkpoint is
   then in its place, so the last good one stays.
 * **On nodes' own disks** (`checkpoint.local_dir`) each writes into its node's `step-N`, and the parts of all ranks of
@@ -152,8 +153,8 @@ class AdapterSaver(BackgroundSaver):
             pass
 
     def _found_locally(self, root: Path) -> list[_Local]:
-        """What earlier starts have left whole, oldest first. Deleted is what is not whole and not newer than the
-        newest, here or on shared storage, and there what was put together to go on from and need not stay."""
+        """What earlier starts have left whole, oldest first. Deleted is what is incomplete and not newer than the
+        newest, here or on shared storage, and there what was assembled to go on from and need not stay."""
         found = survey(root)
         whole = [one for one in reversed(found) if not one.is_incomplete]
         newest = max([one.step for one in whole] + [step_of(path) for path in list_checkpoints(self.root)], default=-1)
@@ -180,8 +181,8 @@ class AdapterSaver(BackgroundSaver):
             note_whole(self.root)
         doomed = [one for one in heard if one not in good and one.step < good[-1].step]
         doomed += [one for one in good if one.ephemeral][: -config.keep_ephemeral]
-        lasting, every = [one for one in good if not one.ephemeral], config.keep_every_steps
-        doomed += [one for one in lasting[: -config.keep_last] if every is None or one.step % every]
+        permanent, every = [one for one in good if not one.ephemeral], config.keep_every_steps
+        doomed += [one for one in permanent[: -config.keep_last] if every is None or one.step % every]
         for one in doomed:
             with suppress(FileNotFoundError):  # the other ranks of the node are at it as well
                 delete_checkpoint(checkpoint_path(root, one.step))
@@ -194,7 +195,7 @@ class AdapterSaver(BackgroundSaver):
 
 
 def _clear_up_all(root: Path) -> None:
-    """At the start of a run: nobody writes there or deletes."""
+    """At the start of a run, before anything writes or deletes there."""
     clear_up(root)
     remove_leftovers(checkpoint_path(root, 0))
 
@@ -204,7 +205,7 @@ def _or_warned() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        logger.warning("old checkpoints were not deleted: %s", describe_os_error(error))
+        logger.warning("could not delete old checkpoints: %s", describe_os_error(error))
 
 
 def _publish(root: Path, step: int, save: str) -> bool:
@@ -212,7 +213,7 @@ def _publish(root: Path, step: int, save: str) -> bool:
     try:
         return publish_if_whole(root, step, save)
     except OSError as error:
-        raise CheckpointError(f"step {step} was not published: {describe_os_error(error)}") from error
+        raise CheckpointError(f"step {step} could not be published: {describe_os_error(error)}") from error
 
 
 def _wait_until_published(root: Path, step: int, save: str) -> bool:
@@ -225,8 +226,8 @@ def _wait_until_published(root: Path, step: int, save: str) -> bool:
             raise CheckpointError(failures[0])
         if time.monotonic() > deadline:
             raise CheckpointError(
-                f"{pending_path(root, step, save)}: not all ranks have written after {_LONGEST_WAIT_S:.0f} s; is "
-                "output_dir on a file system that all nodes share? checkpoint.local_dir is for nodes' own disks"
+                f"{pending_path(root, step, save)}: timed out after {_LONGEST_WAIT_S:.0f} s waiting for all ranks to "
+                "write; put output_dir on storage that all nodes share, and use checkpoint.local_dir for local disks"
             )
         time.sleep(_LOOK_EVERY_S)
     return False

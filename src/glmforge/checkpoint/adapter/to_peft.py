@@ -42,7 +42,7 @@ from glmforge.runtime.durable import write_durably
 
 
 class PeftTensor(NamedTuple):
-    """A tensor of PEFT's file, made when it is asked for."""
+    """A tensor of PEFT's file, made when it is requested."""
 
     shape: Shape
     make: Callable[[], Tensor]
@@ -52,7 +52,7 @@ def export_peft(checkpoint: Path, out_dir: Path, *, base: str | None = None) -> 
     """Write what `peft.PeftModel.from_pretrained` loads of a checkpoint of adapters.
 
     `base` is what PEFT is to load the model from; None: where it lay in training. Raises `CheckpointError` if the
-    checkpoint is not whole or not one of adapters, for those that PEFT cannot read, or if `out_dir` exists.
+    checkpoint is incomplete or not one of adapters, for those that PEFT cannot read, or if `out_dir` exists.
     """
     description = read_adapter(checkpoint)
     tensors = peft_tensors(StoredTensors(checkpoint, PARAMETER_PREFIX), description.model, description.lora)
@@ -72,8 +72,8 @@ def peft_tensors(tensors: Mapping[str, Tensor], model: ModelConfig, lora: LoraCo
     maps = adapted_maps(model, lora)
     if lora.dora and (one := without_dora_in_peft(maps)):
         raise CheckpointError(
-            f"{one.name}: PEFT has no DoRA of this map of a model with experts; merge the adapters into the weights "
-            "instead ('glmforge adapter merge --full')"
+            f"{one.name}: PEFT does not support DoRA on this layer of a model with experts; merge the adapters into "
+            "the weights instead ('glmforge adapter merge --full')"
         )
     if reason := no_place_in_peft(model, lora):
         instead = (

@@ -139,7 +139,7 @@ def _write_slices(directory: Path, plan: WritePlan, tensors: Mapping[str, Tensor
     files: dict[str, dict[str, Tensor]] = {}
     for name, box in plan.own.items():
         local, offsets = local_chunk(tensors[name])
-        assert (offsets, tuple(local.shape)) == (box.offsets, box.sizes), f"{name} is not laid out as agreed"
+        assert (offsets, tuple(local.shape)) == (box.offsets, box.sizes), f"{name} has an unexpected layout"
         # A copy, for safetensors refuses tensors that share memory: tied ones, states that are views of one buffer.
         part = local.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         files.setdefault(file_of(name, plan.rank), {})[stored_name(name)] = part

@@ -98,7 +98,7 @@ def check_names(names: Collection[str], config: ModelConfig) -> None:
     """Refuse a model that is not the one of `config`."""
     expected = parameter_table(config)
     if missing := [name for name in expected if name not in names]:
-        raise CheckpointError(f"the model to export lacks {list_some(missing)}, which its configuration asks for")
+        raise CheckpointError(f"the model to export lacks {list_some(missing)}, which its configuration requires")
     if unexpected := [name for name in names if name not in expected]:
         raise CheckpointError(f"the model to export has {list_some(unexpected)}, unknown to its configuration")
 
@@ -111,9 +111,8 @@ def check_files(out_dir: Path, config: ModelConfig, *, overwrite: bool, tokenize
     """
     if config.heads and (config.lm_head or config.heads.keys() != {SCORE}):
         raise CheckpointError(
-            f"the model has heads of its own ({', '.join(config.heads)}), which an export cannot hold beside lm_head; "
-            f"what can be exported is a model with the one head '{SCORE}' and model.lm_head false (sequence "
-            "classification)"
+            f"the model has heads ({', '.join(config.heads)}) that cannot be exported together with lm_head; only a "
+            f"model with the single head '{SCORE}' and model.lm_head false can be exported (sequence classification)"
         )
     _check_target(out_dir, overwrite)
     return config if tokenizer_dir is None else _fit_tokenizer(tokenizer_dir, config)

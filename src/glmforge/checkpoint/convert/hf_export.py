@@ -36,7 +36,7 @@ def export_hf(
 
     `with_mtp=False` leaves the MTP layers out and says so in the configuration. `duplicate_mtp_head=True`
     repeats embedding and head in each MTP layer, as GLM-4.5 does and GLM-4.6 does not. `overwrite` replaces
-    an earlier export, and nothing else. With a tokenizer, generation stops on its end tokens, whatever `config` says.
+    an earlier export, and nothing else. With a tokenizer, generation stops on its end tokens, regardless of `config`.
     Raises `CheckpointError` if the tensors do not fit `config`, the
     tokenizer does not fit the vocabulary, `out_dir` is taken, or the disk refuses.
     """
@@ -86,7 +86,7 @@ class _Source:
         part = self._tensor[piece.index]
         if part.shape != piece.shape:
             raise CheckpointError(
-                f"the model to export does not fit its configuration: {piece.disk_name} would be "
-                f"{list(part.shape)} and has to be {list(piece.shape)}"
+                f"the model to export does not match its configuration: {piece.disk_name} is {list(part.shape)}, "
+                f"expected {list(piece.shape)}"
             )
         return part

@@ -4,7 +4,7 @@ The files are those of `export_hf`, byte for byte. They are written in rounds: i
 shard out of the parts that it and the others hold, and writes it. Parts are sent in batches, one all-to-all for a batch
 of every writer, already in the type of the file; of a part that several ranks hold, one sends it. All that is under
 way at a time is about 1 GiB over all ranks, or one tensor for each writer where that is more. So a rank holds one
-shard and some of that; no tensor is put together anywhere but in the shard that it goes to.
+shard and some of that; no tensor is assembled anywhere but in the shard that it goes to.
 """
 
 import shutil
@@ -81,8 +81,8 @@ def _check_specs(specs: Mapping[str, TensorSpec], config: ModelConfig) -> None:
     for name, shape in parameter_table(config).shapes().items():
         if specs[name].shape != shape:
             raise CheckpointError(
-                f"the model to export does not fit its configuration: {name} is {list(specs[name].shape)} and has to "
-                f"be {list(shape)}"
+                f"the model to export does not match its configuration: {name} is {list(specs[name].shape)}, "
+                f"expected {list(shape)}"
             )
 
 
@@ -106,8 +106,8 @@ def _finish(partial: Path, out_dir: Path, plan: ExportPlan, tokenizer_dir: Path 
     for number in range(len(plan.shards)):
         if not (partial / plan.file(number)).exists():
             raise CheckpointError(
-                f"{partial / plan.file(number)} is not visible from rank 0: choose a directory on a file system "
-                "that all nodes share"
+                f"{partial / plan.file(number)} is not visible from rank 0; choose a directory on storage that all "
+                "nodes share"
             )
     plan.write_rest(partial, tokenizer_dir)
     publish(partial, out_dir)
@@ -136,7 +136,7 @@ def _batches(pieces: Sequence[Piece], dtype: torch.dtype, max_bytes: int) -> Ite
 
 
 def _exchange(wanted: Sequence[Sequence[Piece]], dtype: torch.dtype, parts: Parts) -> dict[str, Tensor]:
-    """The tensors `wanted[rank()]`, put together from all ranks' parts; this rank's go to who wants them."""
+    """The tensors `wanted[rank()]`, assembled from all ranks' parts; this rank's go to the ranks that need them."""
     outgoing: list[list[Tensor]] = [[] for _ in range(world_size())]
     incoming = [0] * world_size()
     for writer, pieces in enumerate(wanted):

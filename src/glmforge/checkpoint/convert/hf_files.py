@@ -39,7 +39,7 @@ SINGLE_FILE = "model.safetensors"
 _MAX_INDEX_BYTES = 1 << 24  # that of GLM-4.5 has 5 MB
 _MISSING_NAMED = 3
 
-Plan = dict[str, list[Piece]]  # name in memory -> the tensors on disk that it is put together from
+Plan = dict[str, list[Piece]]  # name in memory -> the tensors on disk that it is assembled from
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class HfFiles:
     Attributes:
         config: of what the files hold, so without MTP layers if they hold none.
         shards: the tensors on disk, by name.
-        plan: for every tensor of `parameter_table(config)`, the tensors on disk that it is put together from.
+        plan: for every tensor of `parameter_table(config)`, the tensors on disk that it is assembled from.
     """
 
     config: ModelConfig
@@ -81,7 +81,7 @@ def _without_absent_mtp(config: ModelConfig, shards: "Shards", directory: Path, 
         return config
     if say_so:
         logger.warning(
-            "%s: config.json announces %d MTP layers but the files hold none; the model has none either",
+            "%s: config.json lists %d MTP layers but the files contain none; the model is built without",
             directory,
             len(prefixes),
         )
@@ -107,7 +107,7 @@ def _plan(config: ModelConfig, shards: "Shards", directory: Path) -> Plan:
     if missing:
         more = " and more" if len(missing) > _MISSING_NAMED else ""
         raise CheckpointError(
-            f"{shown(directory)}: {', '.join(missing[:_MISSING_NAMED])}{more} missing; config.json asks for them: is "
+            f"{shown(directory)}: {', '.join(missing[:_MISSING_NAMED])}{more} missing, required by config.json; is "
             "the download complete?"
         )
     return plan
@@ -118,7 +118,7 @@ def _check_unexpected(config: ModelConfig, shards: "Shards", plan: Plan, directo
     if unexpected := sorted(shards.names() - known):
         named = list_some([shown(name) for name in unexpected])
         raise CheckpointError(
-            f"{shown(directory)}: {named} in the files, but not in the model of config.json "
+            f"{shown(directory)}: {named} in the files, but not in config.json's model "
             f"(num_hidden_layers {config.num_hidden_layers}, num_nextn_predict_layers "
             f"{config.num_nextn_predict_layers}; quantized checkpoints cannot be read)"
         )
@@ -128,8 +128,8 @@ def _check_shapes(shards: "Shards", plan: Plan) -> None:
     for piece in (piece for pieces in plan.values() for piece in pieces):
         if (shape := shards.shape(piece.disk_name)) != piece.shape:
             raise CheckpointError(
-                f"{shown(shards.file(piece.disk_name))}: {piece.disk_name} is {list(shape)}, config.json makes it "
-                f"{list(piece.shape)}; the two are not of one model"
+                f"{shown(shards.file(piece.disk_name))}: {piece.disk_name} is {list(shape)}, but config.json implies "
+                f"{list(piece.shape)}; the files belong to different models"
             )
 
 
@@ -140,18 +140,18 @@ def check_types(shards: "Shards", pieces: Sequence[Piece]) -> None:
         if (dtype := shards.dtype(piece.disk_name)) != first_dtype:
             raise CheckpointError(
                 f"{shown(shards.file(piece.disk_name))}: {piece.disk_name} is {dtype}, {first.disk_name} is "
-                f"{first_dtype}; the experts of a layer must be of one type"
+                f"{first_dtype}; all experts of a layer must have one dtype"
             )
 
 
 def different_duplicate(shards: "Shards", copy: str, name: str) -> CheckpointError:
     """The error for a repeated embedding or head that is not the main one."""
     return CheckpointError(
-        f"{shards.file(copy)}: {copy} differs from {name}, which it has to repeat: "
+        f"{shards.file(copy)}: {copy} differs from {name}, which it must equal: "
         + (
             "set tie_word_embeddings to false in config.json"
             if copy == HEAD
-            else "read it without MTP layers (with_mtp=False, or into a model that has none)"
+            else "load it without MTP layers (with_mtp=False, or into a model without them)"
         )
     )
 
@@ -231,7 +231,7 @@ class Shards:
 def files_to_read(directory: Path) -> list[Path]:
     """The files that loading reads, there or not: the configuration, the index, and the shards that it names.
 
-    Raises `CheckpointError` for an index that is none.
+    Raises `CheckpointError` for an invalid index.
     """
     index = directory / INDEX_FILE
     if kind_of(index, error=CheckpointError) is None:

@@ -1,8 +1,8 @@
 """Read a Hugging Face checkpoint whole: published ones, this project's exports and what transformers saves.
 
 Tensors are read one by one, experts packed as they come, so no more than one packed tensor is in memory beyond what
-the caller keeps. What the files must hold, and the freedoms they have, is told in `hf_files`; one more is seen only
-while reading: MTP layers may repeat the embedding and the head (GLM-4.5), which must then equal the main ones.
+the caller keeps. What the files must hold, and the freedoms they have, is described in `hf_files`; one more is seen
+only while reading: MTP layers may repeat the embedding and the head (GLM-4.5), which must then equal the main ones.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +37,7 @@ def import_hf(
 
 class HfTensors(Mapping[str, Tensor]):
     """The parameters and router biases of a Hugging Face directory by the names of the table, each read when it is
-    asked for, of the stored type. Repeated embeddings and heads are not compared.
+    requested, of the stored type. Repeated embeddings and heads are not compared.
 
     Raises `CheckpointError` as `import_hf` does; `ConfigError` for `config.json`.
     """

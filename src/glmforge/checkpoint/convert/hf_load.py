@@ -1,9 +1,9 @@
-"""Read a Hugging Face checkpoint straight into a model that is spread over ranks, whatever its layout.
+"""Read a Hugging Face checkpoint straight into a model that is spread over ranks, regardless of its layout.
 
 Every rank reads from the safetensors files the slices that it keeps and nothing else: of an expert's matrix the rows
 of its shard, of a pipeline's layers its own. It reads them in blocks of a few mebibytes straight into its tensors, in
 their type and on their device; a few threads read the next blocks while one is converted. So beside its tensors a rank
-needs memory for a few blocks, whatever the size of the model.
+needs memory for a few blocks, regardless of the size of the model.
 
 Rank 0 looks into the headers of all shards beforehand, so what `import_hf` refuses is refused here too, on all ranks
 and before a tensor is changed. The one exception is a repeated embedding or head that is not the main one (GLM-4.5
@@ -82,24 +82,24 @@ def _open(directory: Path, specs: Mapping[str, TensorSpec], model: ModelConfig, 
     _check_model(directory, promised, wanted)
     if absent and not keep_absent_mtp:
         raise CheckpointError(
-            f"{directory}: holds no MTP layer {list_some(absent)}, which the model has; set "
-            "model.num_nextn_predict_layers to 0, or keep the initial weights of these layers (keep_absent_mtp)"
+            f"{directory}: lacks MTP layer {list_some(absent)}; set model.num_nextn_predict_layers to 0, or keep "
+            "these layers' initial weights (keep_absent_mtp)"
         )
     if absent and rank() == 0:
-        logger.warning("%s: holds no MTP layer %s: its weights stay as they are", directory, list_some(absent))
+        logger.warning("%s: lacks MTP layer %s; its initial weights are kept", directory, list_some(absent))
     return HfFiles(config, files.shards, files.plan)
 
 
 def _check_model(directory: Path, promised: Mapping[str, Shape], wanted: Mapping[str, TensorSpec]) -> None:
     if lacking := [name for name in promised if name not in wanted]:
-        raise CheckpointError(f"{directory}: this run has no place for {list_some(lacking)}; is it of another model?")
+        raise CheckpointError(f"{directory}: has {list_some(lacking)}, which this run lacks; is it another model?")
     if unknown := [name for name in wanted if name not in promised]:
-        raise CheckpointError(f"{directory}: lacks {list_some(unknown)}, which this run has; is it of another model?")
+        raise CheckpointError(f"{directory}: lacks {list_some(unknown)}, which this run has; is it another model?")
     for name, shape in promised.items():
         if wanted[name].shape != shape:
             raise CheckpointError(
-                f"{directory}: {name} is {list(shape)} there and {list(wanted[name].shape)} in this run; the "
-                "configurations of the model differ"
+                f"{directory}: {name} is {list(shape)} there and {list(wanted[name].shape)} in this run; the model "
+                "configurations differ"
             )
 
 
@@ -137,7 +137,7 @@ def _read(directory: Path, files: HfFiles, tensors: Mapping[str, Tensor | Quanti
 
 def _progress(directory: Path) -> AbstractContextManager[Show]:
     """Shown by rank 0, whose part is as large as that of others, more or less."""
-    return work_progress(f"reading {directory}", _FIRST_LINE) if rank() == 0 else nullcontext(lambda done, told: None)
+    return work_progress(f"reading {directory}", _FIRST_LINE) if rank() == 0 else nullcontext(lambda done, text: None)
 
 
 def _blocks(files: HfFiles, tensors: Mapping[str, Tensor | QuantisedWeight]) -> Iterator[_Block]:

@@ -1,4 +1,4 @@
-"""Which tensors on disk a GLM checkpoint consists of, told from the table of those in memory.
+"""Which tensors on disk a GLM checkpoint consists of, derived from the table of those in memory.
 
 In memory the experts of a layer are packed into two tensors, as transformers 5 has them:
 `experts.gate_up_proj` `[E, 2I, D]` (gate rows first) and `experts.down_proj` `[E, D, I]`. Published

@@ -48,7 +48,7 @@ def _copy(directory: Path, target: Path, cache_dir: Path) -> None:
         for file in files_to_read(directory)
     ]
     what = f"copying {directory} to {target}"
-    shown = work_progress(what, _FIRST_LINE) if rank() == 0 else nullcontext(lambda done, told: None)
+    shown = work_progress(what, _FIRST_LINE) if rank() == 0 else nullcontext(lambda done, text: None)
     with alone_in(cache_dir), shown as show:
         copy_missing(
             files,
@@ -62,7 +62,7 @@ def _copy(directory: Path, target: Path, cache_dir: Path) -> None:
 def noted_checksum(file: Path, directory: Path) -> str | None:
     """The SHA-256 that huggingface_hub noted of a large file that it downloaded; None of any other.
 
-    In its cache that is the name of what the file is a link to; in a directory of one's own (`local_dir`) it stands in
+    In its cache that is the name of what the file is a link to; in a custom directory (`local_dir`) it stands in
     `.cache/huggingface/download`, and counts unless the file was changed later.
     """
     notes = directory / ".cache" / "huggingface" / "download" / f"{file.relative_to(directory)}.metadata"

@@ -1,7 +1,7 @@
 """Which rank holds which part of which tensor, known to all ranks.
 
 For the parts of a few thousand tensors on hundreds of ranks a table of integers is kept, megabytes in all; a
-tensor's boxes are made when they are asked for.
+tensor's boxes are made when they are requested.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class Parts:
         self._shapes = shapes
         self._table = table
         self._row = {name: row for row, name in enumerate(shapes)}
-        # A packed tensor is asked for by each of its hundreds of pieces in turn, for every shard that is being written.
+        # A packed tensor is requested by each of its hundreds of pieces in turn, for every shard that is being written.
         self.holders = lru_cache(maxsize=256)(self._holders)
 
     @classmethod

@@ -24,7 +24,7 @@ from glmforge.runtime.launch import LaunchEnvironment
 _HEAD_BYTES = 256 << 10
 _SAMPLE_BYTES = 4 << 10
 _NUM_SAMPLES = 15
-_NAMED_NODES = 3  # an error names so many nodes and counts the others
+_NAMED_NODES = 3  # an error names this many nodes and counts the others
 
 
 class FileSeen(NamedTuple):
@@ -57,23 +57,23 @@ def check_same_files(directory: Path) -> None:
         return
     expected = broadcast(seen, usual.rank)
     assert expected is not None
-    told = []
+    parts = []
     for node in differing[:_NAMED_NODES]:
         found = broadcast(seen, node.rank)
         assert found is not None
-        told.append(f"node {node.host} (rank {node.rank}) {_difference(found, expected)}")
-    others = len(differing) - len(told)
+        parts.append(f"node {node.host} (rank {node.rank}) {_difference(found, expected)}")
+    others = len(differing) - len(parts)
     raise CheckpointError(
-        f"{shown(directory)}: the nodes do not see the same files: {'; '.join(told)}"
+        f"{shown(directory)}: the nodes do not see the same files: {'; '.join(parts)}"
         f"{f'; and {others} more nodes' if others else ''}; compared with node {usual.host} (rank {usual.rank}). "
-        "Nothing was loaded; copy the directory there anew"
+        "Nothing was loaded; copy the directory to that node again"
     )
 
 
 def files_seen(directory: Path) -> dict[str, FileSeen]:
     """Name -> what is seen of it, of the files that loading reads and that are there, in order.
 
-    Raises `CheckpointError` for an index that is none, and for a file that cannot be read.
+    Raises `CheckpointError` for an invalid index, and for a file that cannot be read.
     """
     there = (path for path in files_to_read(directory) if kind_of(path, error=CheckpointError) == "file")
     return {path.relative_to(directory).as_posix(): _fingerprint(path) for path in there}
@@ -96,15 +96,15 @@ def _difference(found: Mapping[str, FileSeen], expected: Mapping[str, FileSeen])
     """What a node has otherwise; the two do differ."""
     if not found:
         return "has no such files"
-    told = []
+    parts = []
     if lacking := [name for name in expected if name not in found]:
-        told.append(f"lacks {list_some(lacking)}")
+        parts.append(f"lacks {list_some(lacking)}")
     if surplus := [name for name in found if name not in expected]:
-        told.append(f"has {list_some(surplus)} besides")
+        parts.append(f"has {list_some(surplus)} besides")
     both = [name for name in expected if name in found and found[name] != expected[name]]
     if sized := [name for name in both if found[name].num_bytes != expected[name].num_bytes]:
         sizes = [f"{n} of {found[n].num_bytes:,} bytes instead of {expected[n].num_bytes:,}" for n in sized]
-        told.append(f"has {list_some(sizes)}")
+        parts.append(f"has {list_some(sizes)}")
     if others := [name for name in both if name not in sized]:
-        told.append(f"has other contents in {list_some(others)}: another revision, or damaged")
-    return " and ".join(told)
+        parts.append(f"has different contents in {list_some(others)}; another revision, or damaged")
+    return " and ".join(parts)

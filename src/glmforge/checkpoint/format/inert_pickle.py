@@ -1,7 +1,7 @@
 """Pickles as data: what one would import and call is named, and nothing is imported or called.
 
 torch's checkpoint format keeps its metadata, and the header of every stored tensor, as pickles. A pickle is a program:
-whoever unpickles a file from outside runs what its author chose. A subclass of `pickle.Unpickler` that allows certain
+unpickling a file from outside runs code chosen by its author. A subclass of `pickle.Unpickler` that allows certain
 classes only would keep code from running, but not a file of a hundred bytes from taking all memory (a memo entry with
 a huge number) or from never ending (the hash of tuples that contain each other forty levels deep). So the
 few instructions that these files consist of are carried out here, with four differences from the real machine:
@@ -42,7 +42,7 @@ class Pairs(list[tuple[Any, Any]]):
     def fields(self) -> dict[str, Any]:
         """As a dict, if all its keys are text and different."""
         if any(type(key) is not str for key, _ in self) or len(found := dict(self)) < len(self):
-            raise InertPickleError("a state with keys that are no names")
+            raise InertPickleError("a state with keys that are not names")
         return found
 
 
@@ -90,18 +90,18 @@ class _Machine:
             self.position += 1
             if code == _STOP:
                 if len(self.stack) != 1 or self.position != len(data):
-                    raise InertPickleError("it goes on after its end")
+                    raise InertPickleError("it has data after its end")
                 return self.stack[0]
             operation = operations.get(code)
             if operation is None:
-                raise InertPickleError(f"instruction 0x{code:02x} at byte {self.position - 1:,} has no place in it")
+                raise InertPickleError(f"instruction 0x{code:02x} at byte {self.position - 1:,} is not allowed")
             operation(self)
 
     def take(self, length: int) -> bytes:
         start = self.position
         self.position = start + length
         if self.position > len(self.data):
-            raise InertPickleError("it is cut off")
+            raise InertPickleError("it is truncated")
         return self.data[start : self.position]
 
     def number(self, length: int, *, signed: bool = False) -> int:
@@ -110,13 +110,13 @@ class _Machine:
     def line(self) -> str:
         end = self.data.index(b"\n", self.position) if b"\n" in self.data[self.position : self.position + 256] else -1
         if end < 0:
-            raise InertPickleError("a name in it does not end")
+            raise InertPickleError("a name is unterminated")
         return self.take(end + 1 - self.position)[:-1].decode()
 
     def push_name(self, module: str, attribute: str) -> None:
         name = Name(module, attribute)
         if name not in self.allowed:
-            raise InertPickleError(f"it names {str(name)[:100]!r}, which is no part of a tensor")
+            raise InertPickleError(f"it names {str(name)[:100]!r}, which does not belong to a tensor")
         self.stack.append(name)
 
     def pop_mark(self) -> list[Any]:
@@ -177,33 +177,33 @@ def _global(m: _Machine) -> None:
 def _stack_global(m: _Machine) -> None:
     attribute, module = m.stack.pop(), m.stack.pop()
     if type(module) is not str or type(attribute) is not str:
-        raise InertPickleError("a name that is no text")
+        raise InertPickleError("a name that is not text")
     m.push_name(module, attribute)
 
 
 def _make(m: _Machine) -> None:
     args, maker = m.stack.pop(), m.stack.pop()
     if type(maker) is not Name or type(args) is not tuple:
-        raise InertPickleError("a call of what is no name")
+        raise InertPickleError("a call of something that is not a name")
     m.stack.append(Made(maker, args))
 
 
 def _build(m: _Machine) -> None:
     state, made = m.stack.pop(), m.stack[-1]
     if type(made) is not Made or made.state is not None:
-        raise InertPickleError("a state for what has none")
+        raise InertPickleError("a state for an object without one")
     made.state = state
 
 
 def _append(m: _Machine, items: list[Any]) -> None:
     if type(m.stack[-1]) is not list:
-        raise InertPickleError("items for what is no list")
+        raise InertPickleError("items for something that is not a list")
     m.stack[-1].extend(items)
 
 
 def _set_items(m: _Machine, items: list[Any]) -> None:
     if type(m.stack[-1]) is not Pairs or len(items) % 2:
-        raise InertPickleError("items for what is no dict")
+        raise InertPickleError("items for something that is not a dict")
     m.stack[-1].extend(zip(items[::2], items[1::2], strict=True))
 
 
@@ -271,7 +271,7 @@ _OPERATIONS: dict[int, Callable[[_Machine], None]] = {
 def _check_frame(length: int, machine: _Machine) -> None:
     """How the writer cut its output, which does not matter here."""
     if length > len(machine.data) - machine.position:
-        raise InertPickleError("it is cut off")
+        raise InertPickleError("it is truncated")
 
 
 def _check_protocol(protocol: int) -> None:

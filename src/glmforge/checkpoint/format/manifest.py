@@ -1,4 +1,4 @@
-"""`manifest.json`: size and SHA-256 of every file of a checkpoint; what makes a directory a whole checkpoint.
+"""`manifest.json`: size and SHA-256 of every file of a checkpoint; what makes a directory a complete checkpoint.
 
 The manifest is the last file written before a checkpoint gets its name, so a directory with a manifest whose
 sizes agree was once complete. Sizes are checked whenever a checkpoint is looked for (they find cut-off copies
@@ -43,7 +43,7 @@ class FileRecord(Strict):
 
 def _check_plain(name: str) -> str:
     if PurePosixPath(name).name != name or name == ".." or not name.isprintable():
-        raise PydanticCustomError("name", "a name that is no file of the directory itself")
+        raise PydanticCustomError("name", "a name that is not a file in the directory")
     return name
 
 
@@ -71,7 +71,7 @@ def check_written(path: Path, files: Mapping[str, FileRecord], said_by: str) -> 
     for name in files:
         drop_from_memory(path / name)
     if problems := find_file_problems(path, files, said_by, checksums=True):
-        raise CheckpointError(f"what was written is not what is on the disk: {summarize_problems(problems)}")
+        raise CheckpointError(f"the data on disk differs from what was written: {summarize_problems(problems)}")
 
 
 def write_manifest(path: Path, files: Mapping[str, FileRecord]) -> None:
@@ -84,7 +84,7 @@ def read_manifest(path: Path) -> Manifest:
     """The manifest of the checkpoint directory `path`. Raises `CheckpointError` if missing or damaged."""
     file = path / MANIFEST_FILE
     if not file.exists():
-        raise CheckpointError(f"{file}: missing; {path} is not a checkpoint, or is not whole")
+        raise CheckpointError(f"{file}: missing; {path} is not a checkpoint, or is incomplete")
     content = read_bytes(file, error=CheckpointError, max_bytes=_MAX_BYTES)
     try:
         manifest = Manifest.model_validate_json(content)
@@ -92,7 +92,8 @@ def read_manifest(path: Path) -> Manifest:
         raise CheckpointError(f"{file}: is not a manifest ({describe_invalid(error)[1]}); it is damaged") from error
     if manifest.format_version != FORMAT_VERSION:
         raise CheckpointError(
-            f"{file}: format {shown(manifest.format_version)}, this glmforge reads {FORMAT_VERSION}: use a newer one"
+            f"{file}: format {shown(manifest.format_version)}, but this glmforge reads {FORMAT_VERSION}; use a newer "
+            f"glmforge"
         )
     return manifest
 

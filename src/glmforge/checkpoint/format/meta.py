@@ -29,7 +29,7 @@ FORMAT_VERSION = 1
 _MAX_BYTES = 16 << 20
 _INSTEAD = {
     "mixtures": "return large state of the batch source from its state_files(), not its state_dict()",
-    "hooks": "keep less in that hook's state_dict()",
+    "hooks": "store less in that hook's state_dict()",
 }
 
 
@@ -54,26 +54,26 @@ class CheckpointMeta(Strict):
 
     format_version: PositiveInt = FORMAT_VERSION
     step: NonNegativeInt = Field(description="optimizer steps done")
-    phase: str = Field(description="phase that the last step belonged to")
+    phase: str = Field(description="phase of the last step")
     tokens_consumed: NonNegativeInt = Field(description="over all phases and ranks")
     samples_consumed: dict[str, int] = Field(description="phase name -> samples, the loader's whole state")
     config: dict[str, Any] = Field(description="the run's effective configuration")
     data_fingerprint: dict[str, Any] = Field(description="phase name -> what its samples depend on")
     tokenizer_fingerprint: str
     hooks: dict[str, Any] = Field(default={}, description="hook name -> its JSON state")
-    ephemeral: bool = Field(default=False, description="made way for by later ones, see `checkpoint.keep_ephemeral`")
+    ephemeral: bool = Field(default=False, description="deleted when later ones exist, see `checkpoint.keep_ephemeral`")
     skipped_samples: dict[str, list[SampleRange]] = Field(
-        default={}, description="phase name -> ranges [first, stop) of samples that are left out"
+        default={}, description="phase name -> ranges [first, stop) of skipped samples"
     )
-    mixtures: dict[str, Any] = Field(default={}, description="the record of data mixtures that were in force")
+    mixtures: dict[str, Any] = Field(default={}, description="record of the data mixtures used so far")
     nonfinite_steps: NonNegativeInt = Field(default=0, description="skipped steps in a row up to this one")
     total_nonfinite_steps: NonNegativeInt = Field(default=0, description="skipped steps of the run")
-    rollbacks: NonNegativeInt = Field(default=0, description="returns to an older checkpoint so far")
-    stopped: str | None = Field(default=None, description="why the run ended before its last phase did")
+    rollbacks: NonNegativeInt = Field(default=0, description="rollbacks so far")
+    stopped: str | None = Field(default=None, description="why the run stopped before its last phase ended")
     extra_models: dict[str, Any] = Field(
         default={},
         exclude_if=lambda models: not models,
-        description="name -> configuration of each model that is trained besides the run's own",
+        description="name -> configuration of each additional trained model",
     )
     world_size: PositiveInt = Field(default_factory=world_size)
     created: str = Field(default_factory=_now, description="UTC, ISO 8601")
@@ -81,16 +81,16 @@ class CheckpointMeta(Strict):
     versions: dict[str, str] = Field(default_factory=_versions)
 
 
-def stored_config(path: Path, meta: CheckpointMeta, mend: str = "read it with the glmforge that wrote it") -> RunConfig:
-    """The configuration in the `meta` of the checkpoint `path`. Raises `CheckpointError`, which ends with `mend`."""
+def stored_config(path: Path, meta: CheckpointMeta, fix: str = "read it with the glmforge that wrote it") -> RunConfig:
+    """The configuration in the `meta` of the checkpoint `path`. Raises `CheckpointError`, which ends with `fix`."""
     try:
         return RunConfig.model_validate(meta.config)
     except ValidationError as error:
         where, message = describe_invalid(error)
         version = meta.versions.get("glmforge", "unknown")
         raise CheckpointError(
-            f"{path / META_FILE}: its configuration is not of this glmforge ({where}: {message}; it was written by "
-            f"version {version}); {mend}"
+            f"{path / META_FILE}: its configuration does not fit this glmforge ({where}: {message}; it was written by "
+            f"version {version}); {fix}"
         ) from error
 
 
@@ -105,8 +105,8 @@ def meta_text(meta: CheckpointMeta) -> str:
     inner = fields[name] if isinstance(fields[name], dict) else {}
     where = f"{name}.{_largest(inner)}" if inner else name
     raise CheckpointError(
-        f"{META_FILE} would have {size:,} bytes, more than the {_MAX_BYTES:,} that can be read; most of it is in its "
-        f"field '{where}': {_INSTEAD.get(name, 'make it smaller')}"
+        f"{META_FILE} would have {size:,} bytes, more than the {_MAX_BYTES:,} that can be read back; most of it is "
+        f"in field '{where}': {_INSTEAD.get(name, 'make it smaller')}"
     )
 
 
@@ -130,6 +130,6 @@ def read_meta(path: Path) -> CheckpointMeta:
     except ValidationError as error:
         where, message = describe_invalid(error)
         raise CheckpointError(
-            f"{file}: {where}: {message}; it is damaged or of another glmforge version "
+            f"{file}: {where}: {message}; damaged, or from another glmforge version "
             f"(this one reads format {FORMAT_VERSION})"
         ) from error

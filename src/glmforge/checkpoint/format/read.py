@@ -1,7 +1,7 @@
-"""A checkpoint's tensors as a mapping that reads each when it is asked for, in one process, without a model.
+"""A checkpoint's tensors as a mapping that reads each when it is requested, in one process, without a model.
 
     weights = StoredTensors(path, prefix="model.")
-    weights["lm_head.weight"]          # read now, put together from all ranks' shards
+    weights["lm_head.weight"]          # read now, assembled from all ranks' shards
 
 What exports and inspects a checkpoint need not hold it in memory as a whole. DCP plans which stored parts go where;
 its own reading, which unpickles both the metadata and every part, is replaced: nothing in a checkpoint is ever run.
@@ -39,13 +39,13 @@ class StoredTensors(Mapping[str, Tensor]):
     names.
 
     Each is read anew at every access: a plain CPU tensor in the stored type. Only one process takes part,
-    also where a process group exists. Raises `CheckpointError` if the checkpoint is not whole; `verify=False`
+    also where a process group exists. Raises `CheckpointError` if the checkpoint is incomplete; `verify=False`
     compares sizes but not checksums.
     """
 
     def __init__(self, path: Path, prefix: str = "", *, verify: bool = True) -> None:
         if problems := find_problems(path, checksums=verify):
-            raise CheckpointError(f"{path} is not whole: {summarize_problems(problems)}; take an older one")
+            raise CheckpointError(f"{path} is incomplete: {summarize_problems(problems)}; use an older checkpoint")
         self._reader = CachingReader(path)
         self._prefix = prefix
         self._stored = stored_tensors(self._reader.read_metadata(), prefix)
@@ -126,7 +126,7 @@ class CachingReader(FileSystemReader):
         return itertools.groupby(sorted(items, key=place), key=lambda item: place(item)[0])
 
     def _read_item(self, stream: BufferedReader, item: ReadItem, planner: LoadPlanner) -> None:
-        assert item.type is LoadItemType.TENSOR, "the metadata has nothing else"
+        assert item.type is LoadItemType.TENSOR, "the metadata contains only these"
         header = self._header(stream, item.storage_index)
         target = planner.resolve_tensor(item).detach()
         try:
@@ -152,7 +152,7 @@ class CachingReader(FileSystemReader):
 
     def _describe(self, index: MetadataIndex, error: Exception) -> str:
         file = Path(self.path) / self.read_metadata().storage_data[index].relative_path
-        return f"{file}: holds no readable part of {index.fqn} ({error}); take an older checkpoint"
+        return f"{file}: has no readable part of {index.fqn} ({error}); use an older checkpoint"
 
 
 def _candidates(stored: TensorStorageMetadata, index: MetadataIndex) -> Iterator[ChunkStorageMetadata]:

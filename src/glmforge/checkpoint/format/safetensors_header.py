@@ -54,7 +54,7 @@ def read_header(file: Path, types: Mapping[str, torch.dtype] = TYPES) -> dict[st
             size = os.fstat(stream.fileno()).st_size
             length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
             if size < _LENGTH_BYTES or length > min(size - _LENGTH_BYTES, MAX_HEADER_BYTES):
-                raise _damaged(file, f"a header of {length:,} bytes in a file of {size:,}")
+                raise _damaged(file, f"a header of {length:,} bytes in a file of {size:,} bytes")
             text = stream.read(length)
     except OSError as error:
         raise CheckpointError(f"{shown(file)}: cannot be read: {error.strerror}") from error
@@ -62,7 +62,7 @@ def read_header(file: Path, types: Mapping[str, torch.dtype] = TYPES) -> dict[st
     header.pop("__metadata__", None)
     end = max([0, *(_place(file, name, entry) for name, entry in header.items())])
     if _LENGTH_BYTES + length + end != size:
-        raise _damaged(file, f"{size:,} bytes, and its header promises {_LENGTH_BYTES + length + end:,}")
+        raise _damaged(file, f"{size:,} bytes, but its header implies {_LENGTH_BYTES + length + end:,}")
     first = _LENGTH_BYTES + length
     return {name: _tensor(file, name, entry, types, first) for name, entry in header.items()}
 
@@ -80,7 +80,9 @@ def _place(file: Path, name: str, entry: object) -> int:
         raise _damaged(file, f"its header has {reprlib.repr(entry)} for {shown(name)}")
     place, shape = entry.get("data_offsets"), entry.get("shape")
     if not _are_counts(place) or len(place) != 2 or not _are_counts(shape) or len(shape) > _MAX_DIMS:
-        raise _damaged(file, f"shape or place of {shown(name)} is none: {reprlib.repr(shape)}, {reprlib.repr(place)}")
+        raise _damaged(
+            file, f"shape or offsets of {shown(name)} are invalid: {reprlib.repr(shape)}, {reprlib.repr(place)}"
+        )
     return int(place[1])
 
 
@@ -89,7 +91,7 @@ def _tensor(file: Path, name: str, entry: dict[str, Any], types: Mapping[str, to
     dtype = types.get(found) if isinstance(found, str) else None
     if dtype is None:
         raise CheckpointError(
-            f"{shown(file)}: {shown(name)} is of type {reprlib.repr(found)}; only {', '.join(types)} can be read, "
+            f"{shown(file)}: {shown(name)} is of type {reprlib.repr(found)}; only {', '.join(types)} are supported, "
             "and no quantized weights"
         )
     if math.prod(shape) * dtype.itemsize != stop - start:
@@ -102,4 +104,4 @@ def _are_counts(value: object) -> TypeGuard[list[int]]:
 
 
 def _damaged(file: Path, how: str) -> CheckpointError:
-    return CheckpointError(f"{shown(file)}: is damaged or cut off ({how}); download it, or export the model again")
+    return CheckpointError(f"{shown(file)}: is damaged or truncated ({how}); download it, or export the model again")

@@ -67,7 +67,9 @@ class TensorFile:
             except OSError as error:
                 raise _unreadable(self._path, error) from error
             if num_read == 0:
-                raise CheckpointError(f"{shown(self._path)}: was cut off while it was read; load it when it is whole")
+                raise CheckpointError(
+                    f"{shown(self._path)}: was truncated while it was read; load it when writing has finished"
+                )
             left, place = left[num_read:], place + num_read
 
 

@@ -1,6 +1,6 @@
 """Write a safetensors file tensor by tensor: the header first, from shapes alone, then one tensor after the other.
 
-`safetensors.torch.save_file` wants all tensors of a file in memory. Here there is one at a time.
+`safetensors.torch.save_file` needs all tensors of a file in memory. Here there is one at a time.
 """
 
 import json
@@ -39,7 +39,7 @@ def write_safetensors(file: Path, specs: Mapping[str, Spec], make: Callable[[str
             stream.write(len(text).to_bytes(8, "little") + text)
             for name, spec in specs.items():
                 tensor = make(name)
-                assert (tensor.dtype, tuple(tensor.shape)) == spec, f"{name} is not as announced"
+                assert (tensor.dtype, tuple(tensor.shape)) == spec, f"{name} differs from its declaration"
                 stream.write(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data)
         fsync_file(file)
     except OSError as error:

@@ -79,8 +79,8 @@ def read_shard_metadata(directory: Path, *, complete: bool = True) -> Metadata:
         raise CheckpointError(f"{shown(error.filename or file)}: cannot be read ({error.strerror})") from error
     except InertPickleError as error:
         raise CheckpointError(
-            f"{file}: no metadata of a checkpoint of tensors ({error}); nothing of it was run: take a checkpoint from "
-            "a source that you trust, or an older one"
+            f"{file}: not the metadata of a tensor checkpoint ({error}); no code from it was run; use a checkpoint "
+            "from a source you trust, or an older one"
         ) from error
 
 
@@ -94,14 +94,14 @@ def state_of(value: object, maker: Name) -> dict[str, Any]:
 def size_of(value: object) -> tuple[int, ...]:
     """A `torch.Size`."""
     if type(value) is not Made or value.maker != SIZE or len(value.args) != 1:
-        raise InertPickleError("a shape that is none")
+        raise InertPickleError("an invalid shape")
     return numbers_of(value.args[0])
 
 
 def numbers_of(value: object) -> tuple[int, ...]:
     """A tuple of numbers from 0 on, one for each dim."""
     if type(value) is not tuple or len(value) > _MAX_DIMS or any(type(n) is not int or n < 0 for n in value):
-        raise InertPickleError("a shape that is none")
+        raise InertPickleError("an invalid shape")
     return value
 
 
@@ -109,7 +109,7 @@ def _metadata(root: object) -> Metadata:
     fields = state_of(root, _METADATA)
     tensors, places = fields.get("state_dict_metadata"), fields.get("storage_data")
     if type(tensors) is not Pairs or type(places) is not Pairs or fields.get("planner_data") is not None:
-        raise InertPickleError("it is not of this program's checkpoints")
+        raise InertPickleError("it is not from a glmforge checkpoint")
     stored = {name: _tensor(name, value) for name, value in tensors.fields().items()}
     return Metadata(state_dict_metadata=dict(stored), storage_data=dict(_places(places)))
 
@@ -183,7 +183,7 @@ def _places(pairs: Pairs) -> Iterable[tuple[MetadataIndex, _StorageInfo]]:
         if type(name) is not str or type(file) is not str or not (hint is None or type(hint) is int):
             raise InertPickleError("a part without a name or a file")
         if PurePath(file).name != file or place.get("transform_descriptors") is not None:
-            raise InertPickleError(f"a part in {file[:100]!r}, which is no file of this directory")
+            raise InertPickleError(f"a part in {file[:100]!r}, which is not a file in this directory")
         yield MetadataIndex(name, size_of(index.get("offset")), hint), _StorageInfo(file, offset, length)
 
 
@@ -199,7 +199,7 @@ def _check_places(metadata: Metadata, directory: Path) -> None:
             if place is None:
                 raise InertPickleError(f"a part of {name} is stored nowhere")
             if not place.relative_path.isprintable():
-                raise InertPickleError(f"a part of {name} lies in a file of no possible name")
+                raise InertPickleError(f"a part of {name} is in a file with an invalid name")
             if place.relative_path not in sizes:
                 sizes[place.relative_path] = (directory / place.relative_path).stat().st_size
             needed = math.prod(chunk.sizes) * tensor.properties.dtype.itemsize

@@ -109,7 +109,7 @@ def is_sharded_adapter(directory: Path) -> bool:
 def read_adapter(directory: Path) -> ShardedAdapter:
     """What a checkpoint of adapters says of itself. Raises `CheckpointError`, also for one of a whole model."""
     if not is_sharded_adapter(directory):
-        raise CheckpointError(f"{directory}: is of a run without adapters; 'glmforge export' writes its weights")
+        raise CheckpointError(f"{directory}: has no adapters; use 'glmforge export' to write its weights")
     return read_description(directory)
 
 
@@ -126,15 +126,16 @@ def read_description(directory: Path) -> ShardedAdapter:
         description = ShardedAdapter.model_validate_json(content)
     except ValidationError as error:
         where, message = describe_invalid(error)
-        raise CheckpointError(f"{file}: {where}: {message}; it is damaged or of another glmforge version") from error
+        raise CheckpointError(f"{file}: {where}: {message}; damaged, or from another glmforge version") from error
     if description.format_version != FORMAT_VERSION:
         raise CheckpointError(
-            f"{file}: format {shown(description.format_version)}, this glmforge reads {FORMAT_VERSION}: use a newer one"
+            f"{file}: format {shown(description.format_version)}, but this glmforge reads {FORMAT_VERSION}; use a "
+            f"newer glmforge"
         )
     ranks = {shard.rank for shard in description.shards}
     if len(ranks) != len(description.shards) or len(ranks) != description.num_shards:
         raise CheckpointError(
-            f"{file}: describes {len(ranks)} shards, num_shards is {description.num_shards}; it is damaged"
+            f"{file}: describes {len(ranks)} shards, but num_shards is {description.num_shards}; it is damaged"
         )
     return description
 
@@ -184,7 +185,7 @@ def _stored_slices(
             headers[file] = read_header(directory / file, STATE_TYPES)
         info, stored = description.tensors.get(name), headers[file].pop(stored_name(name), None)
         if info is None or stored is None:
-            raise _damaged(directory, f"{shown(name)} is not in {file}, or is no tensor of it")
+            raise _damaged(directory, f"{shown(name)} is not a tensor in {file}")
         if (stored.shape, stored.dtype) != (tuple(part.sizes), STATE_TYPES[info.dtype]):
             raise _damaged(directory, f"{shown(name)} in {file} is {list(stored.shape)} of {stored.dtype}")
         yield name, part, file, stored
@@ -195,5 +196,5 @@ def _stored_slices(
 
 def _damaged(directory: Path, how: str) -> CheckpointError:
     return CheckpointError(
-        f"{directory / DESCRIPTION_FILE}: does not fit the files beside it ({how}); take an older checkpoint"
+        f"{directory / DESCRIPTION_FILE}: does not match the files next to it ({how}); use an older checkpoint"
     )

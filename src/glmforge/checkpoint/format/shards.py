@@ -1,10 +1,10 @@
 """What one rank writes: its share of the tensors, in DCP's format, hashed on the way to the disk.
 
-DCP plans who writes what, and writes it. Four things are put around its writer:
+DCP plans which rank writes what, and writes it. Its writer is extended in four ways:
 
-* Files are hashed while they are written, so that nothing has to be read again for its checksum. torch's own CRC-32
-  of every tensor, which no reader of these files looks at, is left out for that: it is a third of the arithmetic.
-* The disk begins with what has been written at once, and not when the system thinks it has gathered enough: most of
+* Files are hashed while they are written, so that nothing must be read again for its checksum. torch's own CRC-32
+  of every tensor, which no reader of these files looks at, is omitted for that: it is a third of the arithmetic.
+* The disk begins with what has been written at once, without waiting for the system's write-back: most of
   a checkpoint would otherwise wait in memory for the final `fsync`.
 * A large share is cut into several files, written and hashed by one thread each: torch, `hashlib` and `write` let go
   of the interpreter lock. DCP's own threads are not used: an error in one of them is lost, and the save succeeds

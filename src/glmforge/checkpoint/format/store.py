@@ -1,9 +1,9 @@
-"""Where checkpoints lie, which of them is the newest whole one, and how a directory appears all at once.
+"""Where checkpoints lie, which of them is the newest complete one, and how a directory appears all at once.
 
     <run>/checkpoints/step-00000120/                     a checkpoint
     <run>/checkpoints/.step-00000140.partial-host-4711/  being written (or left behind by a dead run)
     <run>/checkpoints/step-00000130.rolled-back/         of a course that the run has left after a loss spike
-    <run>/checkpoints/step-00000130.set-aside/           of a course that somebody chose to leave; never deleted
+    <run>/checkpoints/step-00000130.set-aside/           of a branch that the user left; never deleted
     <run>/checkpoints/.resumed-from                      the step that was chosen then, see `chosen_step`
     <run>/checkpoints/.ever-whole                        some checkpoint on the nodes' own disks was whole once
 
@@ -52,7 +52,7 @@ def checkpoint_path(root: Path, step: int) -> Path:
 def step_of(path: Path) -> int:
     """The step in a checkpoint directory's name."""
     match = _CHECKPOINT.fullmatch(path.name) or _ASIDE.fullmatch(path.name)
-    assert match, f"{path} is not named as a checkpoint"
+    assert match, f"{path} is not a checkpoint name"
     return int(match["step"])
 
 
@@ -88,13 +88,13 @@ def list_rolled_back(root: Path) -> list[Path]:
 
 
 def list_kept_aside(root: Path) -> list[Path]:
-    """The checkpoints under `root` of courses that somebody chose to leave, newest first."""
+    """The checkpoints under `root` of branches that the user left, newest first."""
     kept = (path for path in root.glob(f"step-*{_SET_ASIDE}*") if _ASIDE.fullmatch(path.name))
     return sorted(kept, key=lambda path: (-step_of(path), path.name))
 
 
 def chosen_step(root: Path) -> int | None:
-    """The step from which somebody chose to resume last, if the run has gone on from it since."""
+    """The step that the user last chose to resume from, if the run has continued since."""
     marker = root / _RESUMED_FROM
     text = marker.read_text().strip() if marker.exists() else ""
     return int(text) if text.isdecimal() else None  # of a machine that lost power it may be empty
@@ -111,7 +111,7 @@ def note_chosen_step(root: Path, step: int | None) -> None:
 
 
 def latest_checkpoint(root: Path, *, checksums: bool = False) -> Path | None:
-    """The newest whole checkpoint under `root`, or None if there is none at all.
+    """The newest complete checkpoint under `root`, or None.
 
     Broken ones that are newer are named in a warning. `checksums=True` also reads and compares all contents.
     Raises `CheckpointError` if there are checkpoints but none is whole: starting anew must be the user's
@@ -139,9 +139,9 @@ def note_whole(root: Path) -> None:
 
 
 def was_ever_whole(root: Path, *, by_events: bool = True) -> bool:
-    """Whether the run ever had a whole checkpoint, as far as is known where all nodes see it.
+    """Whether the run ever had a complete checkpoint, as far as is known where all nodes see it.
 
-    What earlier versions saved is told by the run's events; those of a run with adapters are of one rank.
+    What earlier versions saved is known from the run's events; those of a run with adapters are of one rank.
     """
     if (root / _EVER_WHOLE).exists():
         return True
@@ -151,19 +151,19 @@ def was_ever_whole(root: Path, *, by_events: bool = True) -> bool:
 
 def warn_broken(path: Path, problems: list[str]) -> None:
     """Say in the log that `path` is skipped, and why."""
-    logger.warning("%s is not whole and is skipped: %s", path, summarize_problems(problems))
+    logger.warning("%s is incomplete and is skipped: %s", path, summarize_problems(problems))
 
 
 def raise_none_whole(root: Path, problems: list[str]) -> NoReturn:
     """Refuse to go on as if there had never been a checkpoint under `root`."""
     raise CheckpointError(
-        f"{root}: no checkpoint there is whole: {summarize_problems(problems)}; "
+        f"{root}: no complete checkpoint: {summarize_problems(problems)}; "
         "restore one from a copy, or move the directory away to start over"
     )
 
 
 def make_partial(final: Path) -> Path:
-    """Create the directory in which `final` is put together, and clear what dead runs left beside it."""
+    """Create the directory in which `final` is assembled, and clear what dead runs left beside it."""
     ensure_writable(final)
     final.parent.mkdir(parents=True, exist_ok=True)
     fsync_directory(final.parent.parent)
@@ -229,7 +229,7 @@ def remove_leftovers(final: Path) -> None:
     """Remove what runs that are no longer alive were still writing, replacing or deleting beside `final`.
 
     That is their `final`, or any step where `final` is a checkpoint. A directory of a live process of this
-    machine is left alone. Whether a process of another machine lives cannot be told; only one run works in a directory
+    machine is left alone. Whether a process of another machine lives is unknown; only one run works in a directory
     (`glmforge.runtime.lease`), and after a node has failed its leftovers must go.
     """
     mine = _CHECKPOINT if _CHECKPOINT.fullmatch(final.name) else re.compile(re.escape(final.name))

@@ -4,7 +4,7 @@ DCP stores each part as such an archive: a zip file without compression, whose `
 strides the tensor is, and whose `data/0` is its memory. `torch.load` would run the first (in a machine of its own that
 allows some two hundred classes and functions), read all of the second, unpack it if it claims to be packed, and take
 other formats that begin otherwise. Here the header is read as data and must say what `.metadata` says, and of the
-memory only the bytes that are asked for are read.
+memory only the bytes that are requested are read.
 """
 
 import io
@@ -54,7 +54,7 @@ class StoredPart(NamedTuple):
         """The elements [offsets, offsets + sizes) of the part. Raises `InertPickleError`."""
         ends = zip(offsets, sizes, self.shape, strict=True)
         if any(offset < 0 or size < 0 or offset + size > whole for offset, size, whole in ends):
-            raise InertPickleError("less is stored than is asked for")
+            raise InertPickleError("fewer elements are stored than requested")
         if not math.prod(sizes):
             return torch.empty(*sizes, dtype=self.dtype)
         first = self.first_element + sum(n * stride for n, stride in zip(offsets, self.strides, strict=True))
@@ -62,7 +62,7 @@ class StoredPart(NamedTuple):
         memory = np.empty(extent * self.dtype.itemsize, np.uint8)
         file.seek(self.first_byte + first * self.dtype.itemsize)
         if _read_fully(file, memory) < len(memory):
-            raise InertPickleError("the file is cut off")
+            raise InertPickleError("the file is truncated")
         return torch.from_numpy(memory).view(self.dtype).as_strided(tuple(sizes), self.strides)
 
 
@@ -78,14 +78,14 @@ def read_part_header(file: BufferedReader, start: int, length: int) -> StoredPar
         with zipfile.ZipFile(_Window(file, start, length)) as archive:
             members = {info.filename.partition("/")[2]: info for info in archive.infolist()}
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError, OverflowError) as error:
-        raise InertPickleError(f"no archive of a tensor ({error})") from error
+        raise InertPickleError(f"not a tensor archive ({error})") from error
     first, num_bytes = _member(file, start, length, members, "byteorder")
     file.seek(first)
     if num_bytes != 6 or file.read(6) != b"little":
-        raise InertPickleError("its numbers are big-endian")
+        raise InertPickleError("its data is big-endian")
     first, num_bytes = _member(file, start, length, members, "data.pkl")
     if num_bytes > _MAX_HEADER_BYTES:
-        raise InertPickleError("a header of no tensor")
+        raise InertPickleError("a header that is not a tensor's")
     file.seek(first)
     header = parse(file.read(num_bytes), _ALLOWED)
     first, num_bytes = _member(file, start, length, members, "data/0")
@@ -94,13 +94,13 @@ def read_part_header(file: BufferedReader, start: int, length: int) -> StoredPar
 
 def _part(header: object, first_byte: int, num_bytes: int) -> StoredPart:
     if type(header) is not Made or header.maker not in (_REBUILD, _REBUILD_UNTYPED) or len(header.args) < 6:
-        raise InertPickleError("a header of no tensor")
+        raise InertPickleError("a header that is not a tensor's")
     storage = header.args[0]
     if type(storage) is not Persistent or type(storage.id) is not tuple or len(storage.id) != 5:
-        raise InertPickleError("a tensor without memory")
+        raise InertPickleError("a tensor without storage")
     kind, storage_type, key = storage.id[:3]
     if kind != "storage" or type(storage_type) is not Name or key != "0":
-        raise InertPickleError("a tensor without memory")
+        raise InertPickleError("a tensor without storage")
     if header.maker == _REBUILD:
         dtype = _STORAGES.get(storage_type)
     else:
@@ -111,7 +111,7 @@ def _part(header: object, first_byte: int, num_bytes: int) -> StoredPart:
     if dtype is None or len(shape) != len(strides):
         raise InertPickleError("a tensor of an unknown type")
     if math.prod(shape) and (first_element + _extent(shape, strides)) * dtype.itemsize > num_bytes:
-        raise InertPickleError("a tensor larger than its memory")
+        raise InertPickleError("a tensor larger than its storage")
     return StoredPart(dtype, shape, strides, first_element, first_byte)
 
 
@@ -130,10 +130,10 @@ def _member(
     file.seek(start + info.header_offset)
     header = file.read(_LOCAL_HEADER.size)
     if len(header) < _LOCAL_HEADER.size:
-        raise InertPickleError("it is cut off")
+        raise InertPickleError("it is truncated")
     first = info.header_offset + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(header))
     if first + info.file_size > length:
-        raise InertPickleError(f"{name} is cut off")
+        raise InertPickleError(f"{name} is truncated")
     return start + first, info.file_size
 
 
@@ -162,7 +162,7 @@ class _Window(io.RawIOBase):
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._length}[whence]
         if base + offset < 0:
-            raise ValueError("before its beginning")
+            raise ValueError("before its start")
         self._position = base + offset
         return self._position
 

@@ -1,6 +1,6 @@
 """Is a checkpoint whole, and nothing but a checkpoint? Checksums first, then what the files say.
 
-Checksums show that the files are those that somebody listed; they say nothing about who, or what is in them. So the
+Checksums show that the files match the list; they say nothing about who wrote them, or what is in them. So the
 contents are read as a load would read them, up to the numbers of the tensors: `meta.json`, the metadata (DCP's, or that
 of adapters in slices) with its places, and the header of every stored part. What is no tensor, names code or points
 elsewhere is a problem.
@@ -39,7 +39,7 @@ def _find_problems_inside(path: Path) -> list[str]:
         reader = CachingReader(path)
         stored_in = {place.relative_path for place in reader.read_metadata().storage_data.values()}
         if unlisted := sorted({reader.metadata_file, META_FILE, *stored_in} - read_manifest(path).files.keys()):
-            return [f"{path / unlisted[0]}: {MANIFEST_FILE} does not list it; take an older checkpoint"]
+            return [f"{path / unlisted[0]}: {MANIFEST_FILE} does not list it; use an older checkpoint"]
         return list(reader.find_damaged_parts())
     except OSError as error:
         return [f"{path}: cannot be read ({error.strerror})"]

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 
 from glmforge.files import shown
 
-_NAMED = 3  # messages name so many items of a list and count the others
+_NAMED = 3  # messages name this many items of a list and count the others
 
 
 def describe_invalid(error: ValidationError) -> tuple[str, str]:

@@ -1,9 +1,9 @@
 """Collect a checkpoint that lies in pieces on the nodes' own disks: fetch, verify, publish, clean up.
 
-    <run>/checkpoints/.consolidate/        being put together; the name is always the same
+    <run>/checkpoints/.consolidate/        being assembled; the name is always the same
 
 The run's directory is locked during that time (`glmforge.runtime.lease`): no run and no other such command works there.
-It may die at any moment and be run again. What has arrived is told from its checksum, not from a record, so it is not
+It may die at any moment and be run again. What has arrived is known from its checksum, not from a record, so it is not
 fetched twice and nothing is believed that a power failure may have taken back. The directory gets its name when all of
 it is on the disk. Local copies are removed only after the checkpoint under its name has been read back once more, and
 a command that finds it there already goes on with just that.
@@ -90,7 +90,7 @@ def consolidate(
     `step` is the newest that is whole over all hosts if None, and whose files arrive as they were written; the result
     is None if `root` has a newer one already.
     `root` may hold that checkpoint already. Raises `CheckpointError`, and `HostError` for what a host cannot
-    do: nothing has then been published or removed that was not whole.
+    do: nothing has then been published or removed that was incomplete.
     """
     started = time.monotonic()
     with Lease(root.parent, "glmforge checkpoint consolidate"):
@@ -122,7 +122,7 @@ def _take_inventory(host: Host, local_root: Path) -> _Inventory:
             found, unreadable = read_parts(directory)
             of_step = step_of(directory)
             if wrong := [part for part in found if part.step != of_step]:
-                unreadable.append(f"{directory.name}/{part_name(wrong[0].rank)} is not of this step")
+                unreadable.append(f"{directory.name}/{part_name(wrong[0].rank)} belongs to another step")
             parts[of_step] = [part for part in found if part not in wrong]
             problems[of_step] = [f"{host.name}: {p.replace(str(below), str(local_root))}" for p in unreadable]
     return _Inventory(host, parts, problems)
@@ -134,7 +134,7 @@ def _parts_of(inventories: Iterable[_Inventory], step: int) -> list[Part]:
 
 def _newest_first(root: Path, inventories: Sequence[_Inventory]) -> list[int]:
     """The steps that are whole, or published and not yet cleaned up, newest first; those that are older than one that
-    `root` has are left out."""
+    `root` has are omitted."""
     published = [step_of(path) for path in list_checkpoints(root) if not find_problems(path, checksums=False)]
     steps = sorted({step for inventory in inventories for step in inventory.parts}, reverse=True)
     found: list[int] = []
@@ -143,7 +143,7 @@ def _newest_first(root: Path, inventories: Sequence[_Inventory]) -> list[int]:
         parts = _parts_of(inventories, step)
         if whole_saves(parts) or (parts and _is_published(checkpoint_path(root, step), parts)):
             for reason in passed_over if not found else ():
-                logger.warning("%s; taking step %d", reason, step)
+                logger.warning("%s; using step %d", reason, step)
             found.append(step)
         else:
             passed_over.append(_why_not_whole(inventories, step))
@@ -175,10 +175,10 @@ def _first_sound(
         except (_DamagedError, HostError) as error:
             failures.append(error)
             if step != steps[-1]:
-                logger.warning("step %d was not collected (%s); taking an older one", step, error)
+                logger.warning("step %d was not collected (%s); trying an older one", step, error)
             continue
         if problems := verify_checkpoint(final):
-            raise CheckpointError(f"{final} is damaged, local copies stay: {summarize_problems(problems)}")
+            raise CheckpointError(f"{final} is damaged, local copies are kept: {summarize_problems(problems)}")
         return step, fetched
     raise failures[0]
 
@@ -191,7 +191,7 @@ def _why_not_whole(inventories: Sequence[_Inventory], step: int) -> str:
         return f"step {step} is on none of the hosts ({hosts})" + (f": {problems[0]}" if problems else "")
     ranks = list_some([str(rank) for rank in missing_ranks(parts)])
     because = f": {problems[0]}" if problems else "; a host is missing, or its rank died while it saved"
-    return f"step {step} is not whole: the part of rank {ranks} is on none of the hosts ({hosts}){because}"
+    return f"step {step} is incomplete: the part of rank {ranks} is on none of the hosts ({hosts}){because}"
 
 
 def _is_published(final: Path, parts: Iterable[Part]) -> bool:
@@ -213,12 +213,12 @@ def _collect(
     saves = whole_saves(_parts_of(inventories, step))
     if len(saves) != 1:
         raise CheckpointError(
-            f"step {step} lies there whole from {len(saves)} different saves; remove one, or take another --step"
+            f"step {step} exists completely from {len(saves)} different saves; remove one, or choose another --step"
             if saves
             else _why_not_whole(inventories, step)
         )
     if not find_problems(final, checksums=False) and not _is_published(final, saves[0]):
-        raise CheckpointError(f"{final} exists already and is of another save; move it away, or take another --step")
+        raise CheckpointError(f"{final} already exists from another save; move it away, or choose another --step")
     wanted, records = _assign(inventories, saves[0]), merged_records(saves[0])
     staging = _staging(final.parent)
     directory = PurePosixPath(local_root) / final.name
@@ -292,7 +292,7 @@ def _finish(staging: Path, final: Path, records: Mapping[str, FileRecord]) -> No
         if stray.name not in records:  # of an earlier save of the same step
             shutil.rmtree(stray) if stray.is_dir() else stray.unlink()
     meta = read_meta(staging)
-    if meta.ephemeral:  # what somebody collected by hand is to stay
+    if meta.ephemeral:  # collected manually, so kept
         write_meta(staging, meta.model_copy(update={"ephemeral": False}))
     write_manifest(staging, {**records, META_FILE: record_file(staging / META_FILE)})
     publish(staging, final)

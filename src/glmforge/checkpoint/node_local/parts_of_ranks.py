@@ -76,11 +76,15 @@ def read_part(file: Path) -> Part:
     try:
         part = Part.model_validate_json(content)
     except ValidationError as error:
-        raise CheckpointError(f"{file}: is not a rank's part ({describe_invalid(error)[1]}); it is damaged") from error
+        raise CheckpointError(
+            f"{file}: is not a rank's part of a checkpoint ({describe_invalid(error)[1]}); it is damaged"
+        ) from error
     if part.format != PART_FORMAT:
-        raise CheckpointError(f"{file}: format {part.format}, this glmforge reads {PART_FORMAT}: use a newer one")
+        raise CheckpointError(
+            f"{file}: format {part.format}, but this glmforge reads {PART_FORMAT}; use a newer glmforge"
+        )
     if file.name != part_name(part.rank):
-        raise CheckpointError(f"{file}: is the part of rank {part.rank}; it was renamed, or damaged")
+        raise CheckpointError(f"{file}: is the part of rank {part.rank}; renamed or damaged")
     return part
 
 

@@ -5,7 +5,7 @@
     <run>/checkpoints/step-00000100/                    published
 
 Each rank writes its files, forces them to the disk, adds `part-<rank>.json`, and then looks whether that was the last
-one: whoever sees all parts renames the directory, which succeeds for exactly one of those who try, and publishes it.
+one: a rank that sees all parts renames the directory, which succeeds for exactly one of them, and publishes it.
 So a step gets its name when its last rank has come, no rank waits, and there is no moment at which a death leaves half
 a checkpoint under the name, or a whole one that is lost: what is whole and not published yet, because its publisher
 died, or because two last ranks did not see each other's part (an NFS mount may answer from memory), is published by the
@@ -67,7 +67,7 @@ def publish_if_whole(root: Path, step: int, save: str) -> bool:
 
 
 def clear_up(root: Path, before: str | None = None) -> None:
-    """Publish what is whole among saves that nobody works on, and delete the others.
+    """Publish complete saves that no rank is writing any more, and delete the others.
 
     That is all of them at the start of a run. `before` is a save `<session>-<number>` that is whole, so that every
     rank has come to the end of the earlier ones of its session: only these.
@@ -78,10 +78,10 @@ def clear_up(root: Path, before: str | None = None) -> None:
         if not found or (before and (found["session"] != session or int(found["number"]) >= int(number))):
             continue
         if found["state"] == "whole":
-            if not before:  # in a run that lives, somebody is at it
+            if not before:  # in a live run, another rank is writing it
                 _publish(path, checkpoint_path(root, int(found["step"])))
         elif not publish_if_whole(root, int(found["step"]), f"{found['session']}-{found['number']}"):
-            logger.info("removing %s, which not all ranks have written", path)
+            logger.info("removing %s, which is incomplete", path)
             shutil.rmtree(path, ignore_errors=True)
 
 

@@ -1,8 +1,8 @@
 """Hosts as places to fetch files from: this machine, or one that ssh reaches and that has rsync.
 
-rsync goes on in the middle of a file after an interruption. It is not trusted: whoever calls `fetch` compares
-checksums. A transfer ends with the process that wants it, also with one that was killed: rsync then writes to a pipe
-that nobody reads any more.
+rsync goes on in the middle of a file after an interruption. It is not trusted: the caller of `fetch` compares
+checksums. A transfer ends with the process that started it, also with one that was killed: rsync then writes to a pipe
+that is unused.
 """
 
 import contextlib
@@ -41,12 +41,12 @@ _RSYNC = (
     "--files-from=-",
 )
 _MARK = b"glmforge:"  # what a login shell prints comes before
-_DOOMED = ".deleted-consolidate-0"  # a run takes it, too, for what a process that is no more has left behind
+_DOOMED = ".deleted-consolidate-0"  # a run also treats it as the leftovers of a process that has exited
 _PROGRESS = re.compile(rb"\s*([\d,]+)\s+\d+%")
 
 
 class Cancelled(Exception):
-    """Another node's transfer failed, or the user wants no more."""
+    """Another node's transfer failed, or the user cancelled."""
 
 
 class Transfers:
@@ -117,7 +117,7 @@ class Host:
         return Path(root)
 
     def fetch(self, directory: PurePosixPath, names: Sequence[str], target: Path, advance: Advance) -> None:
-        """Bring files into `target`, where beginnings of them may lie; `advance` is told how many bytes came.
+        """Bring files into `target`, where beginnings of them may lie; `advance` receives the number of bytes.
 
         Raises `HostError`.
         """
@@ -207,7 +207,7 @@ class SshHost(Host):
                         yield chunk
                     status = child.wait()
             except FileNotFoundError:
-                self._fail(f"there is no command '{command[0]}' on this machine; install it, or see --ssh")
+                self._fail(f"command not found: '{command[0]}'; install it, or see --ssh")
             if status != 0:
                 self._fail(_reason(status, stderr))
 
@@ -224,8 +224,8 @@ def _reason(status: int, stderr: IO[bytes]) -> str:
     # rsync names the file first and sums up last; ssh says it last.
     first = next((line for line in said if line.startswith("rsync: ")), said[-1] if said else "")
     if status == UNREACHABLE:
-        meaning, mend = explain_unreachable(text)
-        return f"ssh does not reach it ({meaning}); it must, without a password: {mend}; or see --ssh"
+        meaning, fix = explain_unreachable(text)
+        return f"ssh cannot connect ({meaning}); passwordless ssh is needed: {fix}; or see --ssh"
     return f"{first or 'no reason given'} (status {status})"
 
 

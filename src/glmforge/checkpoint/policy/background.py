@@ -1,4 +1,5 @@
-"""Save again and again beside training: one thread that copies aside, writes and reports, whoever decides how to write.
+"""Save again and again beside training: one thread that copies aside, writes and reports; the caller decides how to
+write.
 
 Subclasses say how a checkpoint gets to the disk (`write`) and which older ones go (`delete_old`). This class has what
 concerns training: the copy in memory (`staging`), one save at a time, the time that training waited, what is said of
@@ -158,10 +159,10 @@ class BackgroundSaver(ABC):
         if self._thread is not None:
             join(self._thread)
         if isinstance(self._outcome, BaseException):
-            logger.warning("the last save did not finish: %s", self._outcome)
+            logger.warning("the last save failed: %s", self._outcome)
 
     def advance(self) -> None:
-        """To be called by `write` at every piece; whoever waits for it is told so."""
+        """To be called by `write` for every piece; reports progress to the waiting caller."""
         self._has_advanced = True
         if self._thread is None:  # it is training that writes
             self._tell_advance()
@@ -193,7 +194,7 @@ class BackgroundSaver(ABC):
         errors, allowed = self._errors_in_a_row, self.config.max_failed_saves
         if len(errors) > allowed:
             raise CheckpointError(
-                f"{len(errors)} save{'s' if len(errors) > 1 else ''} in a row failed, more than "
+                f"{len(errors)} save{'s' if len(errors) > 1 else ''} in a row failed, exceeding "
                 f"checkpoint.max_failed_saves = {allowed}; the last: {errors[-1]}"
             )
 

@@ -1,13 +1,13 @@
 """Which checkpoints stay on the disk.
 
-Of the lasting ones, the newest `keep_last` stay, and those of every `keep_every_steps` steps are kept; of the
-ephemeral ones, the newest `keep_ephemeral`. The newest whole one is never deleted, of whichever kind it is. Broken ones
+Of the permanent ones, the newest `keep_last` stay, and those of every `keep_every_steps` steps are kept; of the
+ephemeral ones, the newest `keep_ephemeral`. The newest complete one is never deleted, of either kind. Broken ones
 neither count nor are deleted: something went wrong that a person should see, and they may be all there is to
-rescue. Those that a run left after a loss spike go as soon as there is a whole one of a later step; those that somebody
-chose to leave stay.
+rescue. Those that a run left after a loss spike go as soon as there is a whole one of a later step; those that the
+user left stay.
 
-On nodes' own disks the newest `keep_ephemeral` stay, of both kinds, and a lasting one until there is one as new on
-shared storage. Incomplete ones are what is left when a node has been replaced; on a disk that nobody looks at they are
+On nodes' own disks the newest `keep_ephemeral` stay, of both kinds, and a permanent one until there is one as new on
+shared storage. Incomplete ones are what is left when a node has been replaced; on an unwatched disk they are
 deleted, with a warning, when a newer one is whole.
 """
 
@@ -37,12 +37,12 @@ def apply_retention(
 ) -> list[Path]:
     """Delete the checkpoints under `root` that need not stay and return them. All ranks call this together.
 
-    The newest whole checkpoint is never among them. Raises `CheckpointError` if one cannot be deleted.
+    The newest complete checkpoint is never among them. Raises `CheckpointError` if one cannot be deleted.
     """
     if keep_last < 1:
-        raise ValueError(f"keep_last = {keep_last}: at least one checkpoint must stay")
+        raise ValueError(f"keep_last = {keep_last}: must be at least 1")
     if keep_ephemeral < 1:
-        raise ValueError(f"keep_ephemeral = {keep_ephemeral}: at least one checkpoint must stay")
+        raise ValueError(f"keep_ephemeral = {keep_ephemeral}: must be at least 1")
     return run_on_rank_zero(lambda: list(delete_old_checkpoints(root, keep_last, keep_every_steps, keep_ephemeral)))
 
 
@@ -74,9 +74,10 @@ def delete_old_checkpoints(
     root: Path, keep_last: int, keep_every_steps: int | None, keep_ephemeral: int
 ) -> Iterator[Path]:
     """`apply_retention` by one process alone; another one may be at it as well. Raises `OSError`."""
-    lasting, ephemeral = _whole(root)
-    newest = max(map(step_of, [*lasting[:1], *ephemeral[:1]]), default=-1)
-    doomed = [path for path in lasting[keep_last:] if keep_every_steps is None or step_of(path) % keep_every_steps != 0]
+    permanent, ephemeral = _whole(root)
+    newest = max(map(step_of, [*permanent[:1], *ephemeral[:1]]), default=-1)
+    old = permanent[keep_last:]
+    doomed = [path for path in old if keep_every_steps is None or step_of(path) % keep_every_steps != 0]
     doomed += ephemeral[keep_ephemeral:]
     doomed += [path for path in list_rolled_back(root) if step_of(path) < newest]
     for path in doomed:
@@ -86,7 +87,7 @@ def delete_old_checkpoints(
 
 
 def _whole(root: Path) -> tuple[list[Path], list[Path]]:
-    """The whole checkpoints under `root`: lasting ones and ephemeral ones, newest first."""
+    """The complete checkpoints under `root`: permanent ones and ephemeral ones, newest first."""
     tiers: tuple[list[Path], list[Path]] = [], []
     for path in list_checkpoints(root):
         if not find_problems(path, checksums=False):

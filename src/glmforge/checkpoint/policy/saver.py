@@ -1,4 +1,4 @@
-"""Save a run again and again while it trains: in the background, in two tiers, and whatever the disk does.
+"""Save a run again and again while it trains: in the background, in two tiers, surviving disk errors.
 
     saver = CheckpointSaver(root, config.checkpoint, run_name=config.name)
     saver.save(step, tensors, meta, ephemeral=True)  # returns at once; from here the tensors must not change ...
@@ -109,4 +109,4 @@ class CheckpointSaver(BackgroundSaver):
                 retain_local(self.local_root, config.keep_ephemeral, self.root)
         except CheckpointError as error:
             if rank() == 0:
-                logger.warning("old checkpoints were not deleted: %s", error)
+                logger.warning("could not delete old checkpoints: %s", error)

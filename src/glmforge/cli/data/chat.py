@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Turns(StrEnum):
-    """Which turns of the assistant are learnt."""
+    """Which assistant turns are trained on."""
 
     all = "all"
     last = "last"
@@ -48,31 +48,34 @@ def chat(
         typer.Argument(help="Files (.jsonl, .json, also .gz and .zst; .parquet) or directories of them."),
     ],
     tokenizer: Annotated[Path, typer.Option(help="Directory of the tokenizer.")],
-    show: Annotated[int, typer.Option(min=0, max=1_000_000, help="Documents to print, what is learnt in colour.")] = 0,
+    show: Annotated[
+        int, typer.Option(min=0, max=1_000_000, help="Documents to print, with trained tokens in colour.")
+    ] = 0,
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="PREFIX", help="Shard to write: PREFIX.bin, .idx, .json and .loss. Without it, look only."
+            metavar="PREFIX", help="Shard to write: PREFIX.bin, .idx, .json and .loss. Without it, only inspect."
         ),
     ] = None,
-    turns: Annotated[Turns, typer.Option(help="Which turns of the assistant are learnt.")] = Turns.all,
+    turns: Annotated[Turns, typer.Option(help="Which assistant turns are trained on.")] = Turns.all,
     thinking: Annotated[
-        Thinking, typer.Option(help="Keep reasoning; auto does in conversations that have some.")
+        Thinking, typer.Option(help="Keep reasoning; auto: if the conversation has any.")
     ] = Thinking.auto,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Longest document: the seq_len of the run.", show_default="no limit")
+        int | None,
+        typer.Option(min=1, help="Longest document, normally the seq_len of the run.", show_default="no limit"),
     ] = None,
     overlong: Annotated[
-        Overlong, typer.Option(help="Refuse longer ones, leave them out, or keep the turns that fit.")
+        Overlong, typer.Option(help="Longer documents: refuse the file, drop them, or keep the turns that fit.")
     ] = Overlong.refuse,
-    max_wrong: Annotated[int, typer.Option(min=0, help="How many wrong records --out may leave out.")] = 0,
-    workers: Annotated[int, typer.Option(min=1, help="Encoding processes.")] = 1,
+    max_wrong: Annotated[int, typer.Option(min=0, help="Number of invalid records that --out may skip.")] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Number of encoding processes.")] = 1,
     force: ForceOption = False,
 ) -> None:
-    """Show what of conversations is learnt, and write them as a token shard with loss weights.
+    """Show which parts of conversations are trained on, and write them as a token shard with loss weights.
 
-    Reads OpenAI messages, ShareGPT, Alpaca and prompt/completion records, told apart by their fields. All wrong records
-    are counted and the first of them told.
+    Reads OpenAI messages, ShareGPT, Alpaca and prompt/completion records, distinguished by their fields. All wrong
+    records are counted and the first of them shown.
 
     Examples:
 
@@ -132,9 +135,9 @@ def _dropping(config: "ChatConfig") -> "ChatConfig":
 
 
 def _shown(document: "EncodedConversation", place: str, tokenizer: "Tokenizer", *, marked: bool) -> Text:
-    """The document's text, what is learnt in green; between marks where there are no colours."""
+    """The document's text, what is trained on in green; between marks where there are no colours."""
     text = Text()
-    text.append(f"--- {place}: {len(document.ids):,} tokens, {document.num_learnt:,} learnt\n", "bold")
+    text.append(f"--- {place}: {len(document.ids):,} tokens, {document.num_trained:,} trained on\n", "bold")
     pairs = zip(document.weights.tolist(), document.ids.tolist(), strict=True)
     for weight, part in itertools.groupby(pairs, lambda pair: pair[0]):
         piece = escaped(tokenizer.decode([token for _, token in part]), keep=IN_TEXT)
@@ -155,9 +158,9 @@ def _print_report(console: Console, report: "ChatReport", lengths: list[int], co
         console.print(f"lengths of documents: median {median:,}, 95th percentile {tail:,}, longest {longest:,} tokens")
     lost = report.counts.dropped + report.counts.cut
     if lost:
-        told = {"refuse": "--out would refuse the first of them", "drop": "left out", "cut": "cut or left out"}
+        handling = {"refuse": "--out would refuse the first of them", "drop": "dropped", "cut": "cut or dropped"}
         console.print(
-            f"{lost:,} longer than {config.max_tokens:,} tokens ({told[config.overlong]}), which loses "
+            f"{lost:,} longer than {config.max_tokens:,} tokens ({handling[config.overlong]}), which loses "
             f"{report.counts.tokens_cut:,} tokens"
         )
     _print_problems(console, report)
@@ -165,7 +168,7 @@ def _print_report(console: Console, report: "ChatReport", lengths: list[int], co
 
 def _print_problems(console: Console, report: "ChatReport") -> None:
     if report.problems:
-        console.print("wrong records, the first of them:")
+        console.print("invalid records; first ones:")
         for problem in report.problems:
             console.print(f"  {problem}")
 

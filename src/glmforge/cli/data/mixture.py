@@ -20,19 +20,17 @@ def mix(
     inputs: Annotated[str, typer.Option(metavar="A,B,...", help="Prefixes of token shards.")],
     out: Annotated[Path, typer.Option(help="Mixture file (YAML) to write, for a run's `extends`.")],
     tokenizer: Annotated[Path, typer.Option(help="Directory of the tokenizer that encoded them.")],
-    ratios: Annotated[
-        str | None, typer.Option(metavar="0.8,0.2,...", help="Share of each; by their sizes if not given.")
-    ] = None,
+    ratios: Annotated[str | None, typer.Option(metavar="0.8,0.2,...", help="Weight of each; default: by size.")] = None,
     tokens: Annotated[
-        str | None, typer.Option(help="Tokens of the mixture, such as 100B; all that the ratios allow if not given.")
+        str | None, typer.Option(help="Total tokens, such as 100B; default: as many as the ratios allow.")
     ] = None,
     max_epochs: Annotated[
-        str | None, typer.Option(metavar="4 or 1,4,...", help="Caps on epochs, one for all or one for each.")
+        str | None, typer.Option(metavar="4 or 1,4,...", help="Most epochs, one value for all or one each.")
     ] = None,
-    code: Annotated[str, typer.Option(metavar="A,...", help="Sources that are code, for fill-in-the-middle.")] = "",
-    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+    code: Annotated[str, typer.Option(metavar="A,...", help="Sources with code, for fill-in-the-middle.")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite existing output.")] = False,
 ) -> None:
-    """Write a mixture of token shards by tokens, with caps on how often each is gone through.
+    """Write a mixture of token shards by tokens, with caps on how often each is passed through.
 
     Example:
 
@@ -47,7 +45,7 @@ def mix(
     refuse_unwritable(out, force)
     prefixes, encoder = [Path(name) for name in split_names(inputs)], Tokenizer.load(tokenizer)
     if not prefixes:
-        raise DataError(f"--inputs '{inputs}': names no shard: give prefixes separated by commas")
+        raise DataError(f"--inputs '{inputs}': no shard given; pass prefixes separated by commas")
     for prefix in prefixes:
         TokenShard(prefix).check_tokenizer(encoder)
     sources = plan_mixture(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Task(StrEnum):
-    """`NeedleTask` as Typer wants it."""
+    """`NeedleTask` as Typer expects it."""
 
     single = "single"
     multi_key = "multi_key"
@@ -29,7 +29,7 @@ class Task(StrEnum):
 
 
 class Values(StrEnum):
-    """`NeedleValues` as Typer wants it."""
+    """`NeedleValues` as Typer expects it."""
 
     numbers = "numbers"
     words = "words"
@@ -48,30 +48,30 @@ class Format(StrEnum):
 class NeedleOptions:
     """Which tests; what is not given is as in `NeedleTestsConfig`."""
 
-    length: Annotated[list[int], typer.Option(min=MIN_LENGTH, max=MAX_LENGTH, help="Tokens of a test. Repeatable.")]
+    length: Annotated[
+        list[int], typer.Option(min=MIN_LENGTH, max=MAX_LENGTH, help="Test length in tokens. Repeatable.")
+    ]
     depth: Annotated[
         list[float] | None,
         typer.Option(
             min=0,
             max=1,
-            help="Where needles lie; 0 is the beginning. Repeatable.",
+            help="Needle depth; 0: beginning, 1: end of the text. Repeatable.",
             show_default="0, 0.25, 0.5, 0.75, 1",
         ),
     ] = None
     task: Annotated[
-        list[Task] | None, typer.Option(help="What is to be retrieved. Repeatable.", show_default="single")
+        list[Task] | None, typer.Option(help="Task: what to retrieve. Repeatable.", show_default="single")
     ] = None
-    values: Annotated[Values, typer.Option(help="What needles tell.")] = Values.numbers
+    values: Annotated[Values, typer.Option(help="Kind of needle.")] = Values.numbers
     num_needles: Annotated[
-        int, typer.Option(min=2, max=MAX_NEEDLES, help="Needles of the tasks that have several.")
+        int, typer.Option(min=2, max=MAX_NEEDLES, help="Number of needles in tasks with several.")
     ] = 4
-    num_examples: Annotated[
-        int, typer.Option(min=1, max=MAX_EXAMPLES, help="Tests of each task, length and depth.")
-    ] = 2
-    seed: Annotated[int, typer.Option(min=0, help="Same seed, same tests.")] = 0
+    num_examples: Annotated[int, typer.Option(min=1, max=MAX_EXAMPLES, help="Tests per task, length and depth.")] = 2
+    seed: Annotated[int, typer.Option(min=0, help="Random seed; the same seed gives the same tests.")] = 0
     haystack: Annotated[
         Path | None,
-        typer.Option(metavar="PREFIX", help="Token shard with the text.", show_default="made-up sentences"),
+        typer.Option(metavar="PREFIX", help="Token shard with the haystack text.", show_default="made-up sentences"),
     ] = None
 
 
@@ -101,9 +101,9 @@ def tests_of(options: NeedleOptions, tokenizer: "Tokenizer") -> "NeedleTests":
 class WriteOptions(NeedleOptions):
     """What is written where."""
 
-    tokenizer: Annotated[Path, typer.Option(help="Directory of the tokenizer that lengths are counted with.")]
-    out: Annotated[Path, typer.Option(help="Prefix of a shard, or JSONL file to write.")]
-    format: Annotated[Format, typer.Option(help="Documents to train on, prompts with their answers, or chats.")] = (
+    tokenizer: Annotated[Path, typer.Option(help="Tokenizer directory, for counting lengths.")]
+    out: Annotated[Path, typer.Option(help="Shard prefix or JSONL file to write.")]
+    format: Annotated[Format, typer.Option(help="Output: training documents, prompts with answers, or chats.")] = (
         Format.shard
     )
     force: ForceOption = False

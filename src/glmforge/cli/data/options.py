@@ -18,8 +18,8 @@ class OnError(StrEnum):
 
 
 TextFieldOption = Annotated[str, typer.Option(help="JSON field or Parquet column that holds the text.")]
-OnErrorOption = Annotated[OnError, typer.Option(help="Stop at a record that cannot be read, or leave it out.")]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+OnErrorOption = Annotated[OnError, typer.Option(help="Stop at an unreadable record, or skip it.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite existing output.")]
 
 
 def split_names(text: str) -> list[str]:
@@ -29,6 +29,6 @@ def split_names(text: str) -> list[str]:
 
 def print_skipped(console: Console, corpus: Corpus) -> None:
     if corpus.num_skipped:
-        console.print(f"left out {counted(corpus.num_skipped, 'record')} that cannot be read, the first of them:")
+        console.print(f"skipped {counted(corpus.num_skipped, 'unreadable record')}; first ones:")
         for problem in corpus.problems:
             console.print(f"  {problem}", soft_wrap=True, markup=False)

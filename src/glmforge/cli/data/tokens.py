@@ -30,35 +30,36 @@ _FIRST_LINE = 100 * MEGABYTE  # of text, or 100 million tokens, until a plain li
 CorpusArgument = Annotated[
     list[Path],
     typer.Argument(
-        help="Files (.txt, .jsonl, .jsonl.gz, .jsonl.zst, .parquet), directories of them or of source files, "
-        "the documents of 'glmforge data run'."
+        help="Files (.txt, .jsonl, .jsonl.gz, .jsonl.zst, .parquet), directories of these or of source files, or "
+        "output of 'glmforge data run'."
     ),
 ]
 OptionalCorpusArgument = Annotated[
     list[Path] | None,
-    typer.Argument(help="Files and directories as 'glmforge data tokenize' reads them.", show_default="see --mixture"),
+    typer.Argument(help="Files and directories, as for 'glmforge data tokenize'.", show_default="see --mixture"),
 ]
 
 
 def tokenizer(
     vocab_size: Annotated[
-        int, typer.Option(min=MIN_VOCAB_SIZE, help="Number of tokens, 256 bytes and 36 special ones included.")
+        int, typer.Option(min=MIN_VOCAB_SIZE, help="Vocabulary size, including 256 bytes and 36 special tokens.")
     ],
-    out: Annotated[Path, typer.Option(help="Directory to write; transformers' AutoTokenizer loads it, too.")],
+    out: Annotated[Path, typer.Option(help="Directory to write; transformers' AutoTokenizer can load it.")],
     corpus: OptionalCorpusArgument = None,
     mixture: Annotated[
-        Path | None, typer.Option(help="YAML file with sources (name, paths, weight), in place of a corpus.")
+        Path | None, typer.Option(help="YAML file with sources (name, paths, weight), instead of CORPUS.")
     ] = None,
     sample_bytes: Annotated[
         float | None,
-        typer.Option(min=1, max=1e18, help="Bytes of text to learn from, such as 2e9.", show_default="all"),
+        typer.Option(min=1, max=1e18, help="Sample size in bytes, such as 2e9.", show_default="all"),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the sample.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sample.")] = 0,
     pad_to: Annotated[
-        int | None, typer.Option(min=1, help="Rows of the model's embedding, noted beside the tokenizer.")
+        int | None, typer.Option(min=1, help="Rows of the model's embedding, recorded with the tokenizer.")
     ] = None,
     pad_multiple: Annotated[
-        int, typer.Option(min=1, help="Rows of the embedding in multiples of this, unless --pad-to says how many.")
+        int,
+        typer.Option(min=1, help="Round the rows of the embedding up to a multiple of this; --pad-to overrides it."),
     ] = 1,
     text_field: TextFieldOption = "text",
     on_error: OnErrorOption = OnError.stop,
@@ -86,10 +87,10 @@ def tokenizer(
         with work_progress("measuring the sources", _FIRST_LINE) as show:
             shares = plan_sample(sources, int(sample_bytes), seed, progress=_megabytes(show))
         for share in shares:
-            short = "" if share.num_bytes_there > share.num_bytes_wanted else ", all there is"
+            short = "" if share.num_bytes_there > share.num_bytes_wanted else ", everything available"
             console.print(f"  {share.name}: {share.num_bytes:,} of {share.num_bytes_there:,} bytes{short}")
     elif mixture is not None:
-        raise DataError("--mixture: weights are shares of a sample: say how large with --sample-bytes")
+        raise DataError("--mixture: weights are shares of a sample; set its size with --sample-bytes")
     padded = pad_to or -(-vocab_size // pad_multiple) * pad_multiple
     with work_progress(f"learning {vocab_size:,} tokens", _FIRST_LINE) as show:
         trained = train_on_chunks(
@@ -131,7 +132,7 @@ def _sources(
     from glmforge.data.tokens.sample import load_mixture
 
     if bool(paths) == (mixture is not None):
-        raise DataError("corpus: give files and directories, or --mixture with a file that names them")
+        raise DataError("corpus: pass files and directories, or --mixture with a file that lists them")
     if mixture is None:
         return [("corpus", read_documents(paths, text_field, on_error.value), 1.0)]
     sources = load_mixture(mixture).sources
@@ -140,10 +141,8 @@ def _sources(
 
 def fertility(
     corpus: CorpusArgument,
-    tokenizer: Annotated[
-        list[Path], typer.Option(help="Directory of a tokenizer; give the option again to compare several.")
-    ],
-    out: Annotated[Path | None, typer.Option(help="JSON file to write, and a page beside it with --html.")] = None,
+    tokenizer: Annotated[list[Path], typer.Option(help="Tokenizer directory. Repeatable, to compare several.")],
+    out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
     html: Annotated[Path | None, typer.Option(help="HTML page to write.")] = None,
     text_field: TextFieldOption = "text",
     on_error: OnErrorOption = OnError.stop,
@@ -195,13 +194,13 @@ def tokenize(
     corpus: CorpusArgument,
     tokenizer: Annotated[Path, typer.Option(help="Directory of the tokenizer.")],
     out: Annotated[Path, typer.Option(metavar="PREFIX", help="Shard to write: PREFIX.bin, .idx and .json.")],
-    workers: Annotated[int, typer.Option(min=1, help="Encoding processes.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Number of encoding processes.")] = 1,
     text_field: TextFieldOption = "text",
     held_out: Annotated[
-        float, typer.Option(metavar="FRACTION", help="Share of documents to set aside in PREFIX-held-out.")
+        float, typer.Option(metavar="FRACTION", help="Fraction of documents to write to PREFIX-held-out instead.")
     ] = 0.0,
     verify: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of documents to encode again with 'tokenizers' and compare.")
+        float, typer.Option(metavar="SHARE", help="Fraction of documents to re-encode with 'tokenizers' and compare.")
     ] = 0.0,
     on_error: OnErrorOption = OnError.stop,
     force: ForceOption = False,
@@ -249,7 +248,7 @@ def pack(
     seq_len: Annotated[int, typer.Option(min=1, help="Tokens per row: the seq_len of a phase with packing: best_fit.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="Directory for the packing, a run's data.packing_dir.", show_default="the shard's"),
+        typer.Option(help="Directory for the packing; the run's data.packing_dir.", show_default="the shard's"),
     ] = None,
 ) -> None:
     """Compute the best-fit packing of a shard ahead of the run that needs it, or verify the one that is stored.
@@ -272,15 +271,15 @@ def pack(
 
         packing = ensure_packing(tokens, seq_len, out, progress=show_share)
     counts, seconds = packing.counts, time.perf_counter() - started
-    done = "packed" if shares else "stored before, verified"
+    done = "packed" if shares else "already stored, verified"
     console.print(
         f"{packing.path}: {counts.num_rows:,} rows of {counts.seq_len:,} tokens, {counts.utilisation:.4%} full, "
         f"{done} in {seconds:.1f} s",
         soft_wrap=True,
     )
     console.print(
-        f"{counts.num_cut:,} of {counts.num_documents:,} documents are cut, being longer; "
-        f"windows at a stride of seq_len would cut {counts.num_cut_by_truncation:,}",
+        f"{counts.num_cut:,} of {counts.num_documents:,} documents are longer than a row and cut; packing: truncate "
+        f"would cut {counts.num_cut_by_truncation:,}",
         soft_wrap=True,
     )
 

@@ -34,19 +34,20 @@ class EvaluateOptions(NeedleOptions):
 
     model: Annotated[Path, typer.Argument(help="An export, a run, or a checkpoint.")]
     answers: Annotated[
-        Answers, typer.Option(help="One forward pass over text and answer, or the model writes the answer.")
+        Answers,
+        typer.Option(help="scored: one forward pass over text and answer; generated: the model writes the answer."),
     ] = Answers.scored
-    out: Annotated[Path | None, typer.Option(help="JSONL file to write, a line for each row and column.")] = None
+    out: Annotated[Path | None, typer.Option(help="JSONL file for the results, one line per cell of the table.")] = None
     replies: Annotated[
         Path | None,
         typer.Option(
-            help="JSONL file for what the model writes, a line for each test; run the command again to resume. Needs "
+            help="JSONL file for the model's replies, one line per test; run the command again to resume. Needs "
             "--answers generated."
         ),
     ] = None
-    dtype: Annotated[Dtype | None, typer.Option(help="Compute in this type instead of the stored one.")] = None
-    device: Annotated[str, typer.Option(help="Where the model goes, such as cuda.")] = "cpu"
-    tokenizer: Annotated[Path | None, typer.Option(help="Instead of the model's own tokenizer.")] = None
+    dtype: Annotated[Dtype | None, typer.Option(help="Compute dtype; default: the stored one.")] = None
+    device: Annotated[str, typer.Option(help="Device, such as cuda.")] = "cpu"
+    tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer directory; default: the model's own.")] = None
     force: ForceOption = False
 
 
@@ -68,7 +69,7 @@ def needles(options: EvaluateOptions) -> None:
     from glmforge.parallel.build import DTYPES
 
     if options.replies is not None and options.answers is Answers.scored:
-        raise GlmforgeError("--replies: a scored model writes none; add --answers generated")
+        raise GlmforgeError("--replies: scoring writes no replies; add --answers generated")
     for path in filter(None, (options.out, options.replies)):
         refuse_unwritable(path, options.force)
     dtype = None if options.dtype is None else DTYPES[options.dtype.value]

@@ -24,7 +24,7 @@ def other_run(words: str) -> "RunConfig":
     try:
         name, *overrides = shlex.split(words)
     except ValueError as error:
-        raise ConfigError(f"--compare: {words!r} is no configuration: {error}, or nothing in it") from None
+        raise ConfigError(f"--compare: {words!r} is not a configuration: {error}, or it is empty") from None
     return with_assumed_steps(load_config(name, overrides))[0]
 
 
@@ -59,4 +59,4 @@ def _print(first: "PlanReport", second: "PlanReport", console: Console) -> None:
     rows = table("figure", *names, "change", in_words=names)
     for compared in compared_rows(first, second):
         rows.add_row(*compared)
-    print_table("What comes of it", rows, console)
+    print_table("Result", rows, console)

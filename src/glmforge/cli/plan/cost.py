@@ -26,15 +26,15 @@ def check_cost_options(*, cost: bool, sheet: str | None, given: Mapping[str, obj
     go together, so that no option is passed over."""
     names = {name for name, value in given.items() if value not in (None, False)}
     if "--mfu" in names and not cost:
-        raise ConfigError("--mfu: is a setting of --cost; add --cost")
+        raise ConfigError("--mfu: needs --cost")
     if "--price" in names and "--gpu" not in names:
-        raise ConfigError("--price: is a price of GPUs; give the kind as well, such as --gpu h100-80gb")
+        raise ConfigError("--price: needs the GPU; add --gpu, such as --gpu h100-80gb")
     if not cost and sheet is None:
         return
     own = _OF_COST if sheet is None else set()
     if others := sorted(names - own):
-        why = "has GPUs and prices of its own" if others[0] in _OF_COST else "is shown alone"
-        raise ConfigError(f"{'--cost' if sheet is None else '--sheet'}: {why}; leave {others[0]} out")
+        why = "brings its own GPUs and prices" if others[0] in _OF_COST else "cannot be combined"
+        raise ConfigError(f"{'--cost' if sheet is None else '--sheet'}: {why}; remove {others[0]}")
 
 
 def show_cost(
@@ -62,7 +62,7 @@ def show_cost(
         phases = phases_at(config, world_size, machine, mfu, stage)
     problems = [phase.problem for phase in phases if phase.problem is not None]
     if len(problems) == len(phases):
-        raise ConfigError(f"{problems[0]}; or give --mfu, which needs no layout")
+        raise ConfigError(f"{problems[0]}; or pass --mfu, which needs no layout")
     cost = run_cost(config, world_size, machine, phases, settings, stage)
     if as_json:
         room, _ = room_for(config.checkpoint.dir or config.output_dir, settings.disk_bytes)
@@ -80,7 +80,7 @@ def show_cost(
 def _print_times(cost: "RunCost", speed: str, console: Console) -> None:
     from glmforge.observe.units import format_duration
 
-    rows = table("phase", "s/step", "MFU", "time", "goodput", "in all")
+    rows = table("phase", "s/step", "MFU", "time", "goodput", "total")
     for phase in cost.phases:
         rows.add_row(*_time_cells(cost, phase))
     rows.add_section()
@@ -88,10 +88,10 @@ def _print_times(cost: "RunCost", speed: str, console: Console) -> None:
     shares = f"{cost.utilisation:.1%}", undisturbed, f"{cost.goodput:.1%}", format_duration(cost.seconds)
     rows.add_row("all", "", *shares)
     device = f"{cost.world_size:,} {cost.machine.accelerator.name}, {cost.machine.network.name}"
-    print_table(f"On {device}, {speed}; in all with what failures take", rows, console)
+    print_table(f"On {device}, {speed}; total including failures", rows, console)
     for phase in cost.phases:
         if phase.time.problem:
-            console.print(f"- phase {phase.time.name} is left out: {phase.time.problem}", highlight=False)
+            console.print(f"- phase {phase.time.name} is not included: {phase.time.problem}", highlight=False)
 
 
 def _time_cells(cost: "RunCost", phase: "PhaseCost") -> list[str]:
@@ -122,7 +122,7 @@ def _print_dollars(cost: "RunCost", console: Console) -> None:
             rows.add_row(words, "", "", f"{dollars:,.0f}")
     rows.add_section()
     rows.add_row("all", *_numbers(cost.gpu_hours, cost.kilowatt_hours, sum(cost.dollars.values()) or None))
-    title = f"No price of an {cost.machine.accelerator.name} is known: give --price DOLLARS per GPU-hour"
+    title = f"No price of an {cost.machine.accelerator.name} is known; pass --price DOLLARS per GPU-hour"
     if price is not None:
         title = f"At ${price.dollars_per_gpu_hour:.2f} per GPU-hour ({price.date}, {price.source})"
     print_table(title, rows, console)
@@ -157,18 +157,18 @@ def _print_storage(config: "RunConfig", cost: "RunCost", console: Console) -> No
     storage = cost.storage
     one = storage.checkpoint
     where = "on nodes' disks" if storage.is_local else "on shared storage"
-    rows = table("", "size", "number", "in all")
+    rows = table("", "size", "number", "total")
     rows.add_row("a checkpoint's weights, fp32", _size(storage.weights), "", "")
     rows.add_row("its optimizer states", _size(storage.optimizer), "", "")
-    rows.add_row("lasting ones kept", _size(one), f"{storage.lasting_kept:,}", _size(storage.lasting_kept * one))
+    rows.add_row("permanent, kept", _size(one), f"{storage.lasting_kept:,}", _size(storage.lasting_kept * one))
     rows.add_row(f"newest kept {where}", _size(one), f"{storage.ephemeral_kept:,}", _size(storage.ephemeral_kept * one))
     rows.add_row("at most on shared storage", "", "", _size(storage.shared_peak))
     rows.add_row("written to it in the whole run", "", "", _size(storage.written_to_shared))
-    rows.add_row("token shards, each token once", "", "", _size(storage.token_shards))
+    rows.add_row("token shards, one epoch", "", "", _size(storage.token_shards))
     print_table("Storage", rows, console)
     if storage.is_local:
         nodes = -(-cost.world_size // cost.machine.ranks_per_node)
-        console.print(f"Each of {nodes:,} nodes needs {_size(storage.local_peak / nodes)} of its own disk.")
+        console.print(f"Each of {nodes:,} nodes needs {_size(storage.local_peak / nodes)} of local disk.")
     free, place = room_for(config.checkpoint.dir or config.output_dir, cost.settings.disk_bytes)
     verdict = "enough" if free >= storage.shared_peak else "NOT enough; see checkpoint.keep_last, keep_every_steps"
     needed = f"Checkpoints need {_size(storage.shared_peak)}"

@@ -45,8 +45,8 @@ def _print_dry_run(found: "DryRun", gpu_memory: float, console: Console) -> None
     traffic = table("pp", *report.traffic_axes(found))
     for pp_rank, cells in report.traffic_rows(found):
         traffic.add_row(str(pp_rank), *(f"{calls:,} {gib(size)}" for calls, size in cells))
-    print_table("What each kind of rank holds, and needs at most (GiB)", held, console)
-    print_table("What lives at the peak (GiB)", peak, console)
+    print_table("Memory and peak of each kind of rank (GiB)", held, console)
+    print_table("Memory at the peak (GiB)", peak, console)
     if report.traffic_axes(found):
         print_table("Communication of one step: calls and GiB", traffic, console)
     share = found.peak / (gpu_memory * 1e9)

@@ -82,6 +82,6 @@ def print_layout(config: "RunConfig", layout: "Layout", console: Console, *, as_
     for pp_rank in range(layout.pp):
         stages.add_row(str(pp_rank), "; ".join(stage.words for stage in stages_of_pp_rank(config, layout, pp_rank)))
     print_table(f"{counted(layout.world_size, 'rank')} on axes", axes, console)
-    print_table("Who shares what", groups, console)
+    print_table("What ranks share", groups, console)
     print_table("Pipeline", stages, console)
     console.print(batch_words(layout, config.phases[0]), highlight=False)

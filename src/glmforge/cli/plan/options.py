@@ -15,27 +15,25 @@ class PlanOptions:
     """What the command is given."""
 
     config: Annotated[str, typer.Argument(help="A run's YAML file, or the name of a packaged run.")]
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Settings to change: key.sub=value, any number of them.")
-    ] = None
+    overrides: Annotated[list[str] | None, typer.Argument(help="Configuration overrides: key.sub=value ...")] = None
     world_size: Annotated[
         int | None,
-        typer.Option("--world-size", "--gpus", min=1, max=2**20, help="Number of processes (GPUs); 1 if not given."),
+        typer.Option("--world-size", "--gpus", min=1, max=2**20, help="Number of processes (GPUs); default 1."),
     ] = None
     gpu: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Say whether it fits such GPUs (h100-80gb, or a YAML file), how long it takes and what it costs.",
+            help="GPU (h100-80gb, or a YAML file): report whether the run fits, how long it takes and what it costs.",
             rich_help_panel=_MACHINE,
         ),
     ] = None
-    nodes_of: Annotated[int, typer.Option(min=1, help="GPUs of a node.", rich_help_panel=_MACHINE)] = 8
+    nodes_of: Annotated[int, typer.Option(min=1, help="GPUs per node.", rich_help_panel=_MACHINE)] = 8
     network: Annotated[
         str,
         typer.Option(
             metavar="NAME",
-            help="Between nodes, in Gb/s: ib400 and roce200 for each GPU, tcp30 for each node.",
+            help="Network between nodes, in Gb/s: ib400 and roce200 per GPU, tcp30 per node.",
             rich_help_panel=_MACHINE,
         ),
     ] = "ib400"
@@ -43,38 +41,40 @@ class PlanOptions:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Predict from points that were measured: matmuls, copies, collectives (JSON, see docs/plan.md). "
-            "They come before what is known of --gpu.",
+            help="Predict from measured matmuls, copies and collectives (JSON, see docs/plan.md). Overrides the data "
+            "of --gpu.",
             rich_help_panel=_MACHINE,
         ),
     ] = None
     schedule: Annotated[
         Path | None,
-        typer.Option(metavar="OUT", help="Draw the whole schedule: a page (.html) or a picture (.png, .svg)."),
+        typer.Option(metavar="OUT", help="Draw the schedule as a page (.html) or picture (.png, .svg)."),
     ] = None
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Take one step of the real sharded model on tensors without memory.")
+        bool, typer.Option("--dry-run", help="Run one step of the real sharded model on fake tensors.")
     ] = False
     phase: Annotated[
         str | None,
-        typer.Option(help="The phase to plan, the only one the layout has to work for. Default: the first, and all."),
+        typer.Option(
+            help="Phase to plan; the layout must work for this phase only. Default: plan the first phase, check all."
+        ),
     ] = None
-    rank: Annotated[int | None, typer.Option(help="Of this rank alone: the dry run, the roofline.")] = None
+    rank: Annotated[int | None, typer.Option(help="Only this rank, for --dry-run and --roofline.")] = None
     imbalance: Annotated[
-        float, typer.Option(min=1, help="Rows that an expert-parallel rank gets, as a multiple of an even share.")
+        float, typer.Option(min=1, help="Token rows on the fullest expert-parallel rank, relative to an even share.")
     ] = 1.0
     roofline: Annotated[
         str | None,
         typer.Option(
             metavar="GPU",
-            help="Of each operation of a rank's step: FLOPs, bytes, and the least and the expected time on this GPU.",
+            help="Show FLOPs, bytes, and minimum and expected time of each operation on this GPU.",
         ),
     ] = None
     search: Annotated[
         bool,
         typer.Option(
             "--search",
-            help="Find the layout that is fastest on these GPUs and fits them, and write it as a file.",
+            help="Find the fastest layout that fits these GPUs, and write it to a file.",
             rich_help_panel=_MACHINE,
         ),
     ] = False
@@ -82,16 +82,16 @@ class PlanOptions:
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Where --search writes the layout it found. Default: NAME_Ngpus.yaml here.",
+            help="Output file of --search. Default: ./NAME_Ngpus.yaml.",
             rich_help_panel=_MACHINE,
         ),
     ] = None
-    gpu_memory: Annotated[float, typer.Option(help="Memory of a GPU in GB, 10^9 bytes, if no --gpu says it.")] = 80.0
+    gpu_memory: Annotated[float, typer.Option(help="Memory per GPU in GB (10^9 bytes), without --gpu.")] = 80.0
     cost: Annotated[
         bool,
         typer.Option(
             "--cost",
-            help="Days, GPU-hours, energy, dollars, storage, traffic and failures of all phases on GPUs of a kind.",
+            help="Show days, GPU-hours, energy, dollars, storage, traffic and failures of all phases.",
             rich_help_panel=_COST,
         ),
     ] = False
@@ -99,26 +99,28 @@ class PlanOptions:
         str | None,
         typer.Option(
             metavar="DOLLARS",
-            help="For a GPU-hour; or settings of the cost, name=value,name=value or a YAML file of them.",
+            help="Dollars per GPU-hour; or cost settings as name=value,name=value or a YAML file.",
             rich_help_panel=_COST,
         ),
     ] = None
     mfu: Annotated[
         float | None,
-        typer.Option(metavar="SHARE", help="Instead of the prediction, such as 0.3.", rich_help_panel=_COST),
+        typer.Option(
+            metavar="SHARE", help="MFU to assume instead of the prediction, such as 0.3.", rich_help_panel=_COST
+        ),
     ] = None
     sheet: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="A budget of users' guides (guide, guide-64), and what it implies for this run.",
+            help="A budget from the user guides (guide, guide-64), and what it implies for this run.",
             rich_help_panel=_COST,
         ),
     ] = None
     stage: Annotated[
         str | None,
         typer.Option(
-            help="What a configuration cannot say yet: lora, reward, policy. Default: its own stage.",
+            help="Stage to plan: lora, reward, policy. Default: the configuration's.",
             rich_help_panel=_STAGES,
         ),
     ] = None
@@ -126,7 +128,7 @@ class PlanOptions:
         str | None,
         typer.Option(
             metavar="rank=16,target=q_proj+v_proj",
-            help="Train adapters of this rank on these maps (also experts, shared_experts, self_attn, mlp).",
+            help="Train adapters of this rank on these layers (also experts, shared_experts, self_attn, mlp).",
             rich_help_panel=_STAGES,
         ),
     ] = None
@@ -134,46 +136,44 @@ class PlanOptions:
         str | None,
         typer.Option(
             metavar="actor+reference+critic+reward",
-            help="The models of --stage policy. Default: all four, as PPO has them; GRPO without KL has an actor.",
+            help="Models of --stage policy. Default: all four, as in PPO; GRPO without KL has only an actor.",
             rich_help_panel=_STAGES,
         ),
     ] = None
     serve: Annotated[
         bool,
-        typer.Option("--serve", help="Does the model fit as a service, and how fast is it?", rich_help_panel=_SERVING),
+        typer.Option("--serve", help="Plan serving: does the model fit, and how fast is it?", rich_help_panel=_SERVING),
     ] = False
     rollout: Annotated[
         str | None,
         typer.Option(
             metavar="prompts=64,samples=8,prompt=1024,response=8192",
-            help="Time a policy's rollouts; with --stage policy a whole step. Tokens are means, longest= is the cut.",
+            help="Time rollouts; with --stage policy a whole step. Token counts are means, longest= is the limit.",
             rich_help_panel=_SERVING,
         ),
     ] = None
     weights: Annotated[
         str | None,
-        typer.Option(
-            help="Format to serve in: bf16, fp8, int8, int4, q4_0 ... Default: all.", rich_help_panel=_SERVING
-        ),
+        typer.Option(help="Weight format: bf16, fp8, int8, int4, q4_0 ... Default: all.", rich_help_panel=_SERVING),
     ] = None
-    cache: Annotated[str, typer.Option(help="Format of caches: bf16 or fp8.", rich_help_panel=_SERVING)] = "bf16"
+    cache: Annotated[str, typer.Option(help="KV cache format: bf16 or fp8.", rich_help_panel=_SERVING)] = "bf16"
     context: Annotated[
         int | None,
-        typer.Option(min=1, help="Longest sequence to serve. Default: the model's.", rich_help_panel=_SERVING),
+        typer.Option(min=1, help="Longest sequence. Default: the model's.", rich_help_panel=_SERVING),
     ] = None
-    length: Annotated[int, typer.Option(min=1, help="Mean tokens of a sequence.", rich_help_panel=_SERVING)] = 8192
+    length: Annotated[int, typer.Option(min=1, help="Mean tokens per sequence.", rich_help_panel=_SERVING)] = 8192
     latency: Annotated[
-        float, typer.Option(min=0.001, help="Milliseconds per token at most.", rich_help_panel=_SERVING)
+        float, typer.Option(min=0.001, help="Most milliseconds per token.", rich_help_panel=_SERVING)
     ] = 50.0
     acceptance: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="Draft with MTP; this share of drafts stands.", rich_help_panel=_SERVING),
+        typer.Option(min=0, max=1, help="Draft with MTP, with this acceptance rate.", rich_help_panel=_SERVING),
     ] = None
     page: Annotated[
         Path | None,
         typer.Option(
             metavar="OUT",
-            help="Write what --gpu or --search shows, and more, as a page to play with (.html).",
+            help="Write the results of --gpu or --search, and more, as an interactive page (.html).",
             rich_help_panel=_OUTPUT,
         ),
     ] = None
@@ -181,7 +181,7 @@ class PlanOptions:
         str | None,
         typer.Option(
             metavar="OTHER",
-            help="Plan this run too, on the same machine, and show both: a YAML file, or 'other.yaml parallel.tp=2'.",
+            help="Also plan this run on the same machine and compare: a YAML file, or 'other.yaml parallel.tp=2'.",
             rich_help_panel=_OUTPUT,
         ),
     ] = None

@@ -90,7 +90,7 @@ def _print_step(step: "PolicyStep", console: Console) -> None:
         soft_wrap=True,
     )
     if step.split is None:
-        console.print("- The GPUs are too few to part them into generating and training ones.", highlight=False)
+        console.print("- Too few GPUs to split into generating and training ones.", highlight=False)
         return
     split = step.split
     console.print(

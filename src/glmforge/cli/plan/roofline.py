@@ -29,7 +29,7 @@ def show_roofline(
     if accelerator is None:
         known = ", ".join(row.name for row in ACCELERATORS)
         Console(stderr=True).print(
-            f"--roofline: no GPU is known by the name '{gpu}', so there are no times; known are {known}",
+            f"--roofline: unknown GPU '{gpu}', so no times can be computed; known are {known}",
             highlight=False,
             soft_wrap=True,
         )

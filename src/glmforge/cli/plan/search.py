@@ -99,11 +99,11 @@ def _nothing(result: "SearchResult", fewest: "Fit | None") -> str:
     limit = f"{result.memory_limit / 1e9:.0f} GB of each {result.machine.accelerator.name}"
     more = f"; it fits on {fewest.layout.world_size}" if fewest else ""
     if result.ranked:
-        return f"--search: by their dry runs none of the fastest layouts fits {limit}; give more GPUs"
+        return f"--search: none of the fastest layouts fits {limit} in its dry run; use more GPUs"
     if result.num_layouts == 0:
         return (
-            f"--search: no layout of {result.world_size} GPUs divides the model and the batch; "
-            "choose another number of GPUs, or a batch that more numbers divide"
+            f"--search: no layout of {result.world_size} GPUs divides the model and the batch; choose another number "
+            "of GPUs, or a batch size with more divisors"
         )
     return f"--search: no layout on {result.world_size} GPUs fits {limit}{more}"
 
@@ -128,18 +128,20 @@ def _print(result: "SearchResult", confirmed: "Confirmed | None", fewest: "Fit |
 
     if result.ranked:
         _print_candidates(f"The fastest of {result.num_fitting:,} that fit", result.ranked[:_SHOWN], console)
-        _print_candidates("Time against memory: nothing is better in both", result.pareto, console)
+        _print_candidates("Time against memory (Pareto front)", result.pareto, console)
         if factor := result.ranked[0].time.factor:
-            console.print(f"Times are right within a factor of {factor:.2f} in four of five cases.", highlight=False)
+            console.print(
+                f"Predicted times are within a factor of {factor:.2f} in four of five cases.", highlight=False
+            )
     if fewest is not None:
         number = fewest.layout.world_size
         console.print(
-            f"The fewest that fit, however slow: {number:,} with {candidate_words(fewest)}, "
+            f"Fewest GPUs that fit, at any speed: {number:,} with {candidate_words(fewest)}, "
             f"{gib(fewest.memory.peak)} GiB.",
             highlight=False,
         )
     if confirmed is not None:
-        how = f"dry run: {gib(confirmed.peak)} GiB" if confirmed.run else "by closed forms; no dry run can tell"
+        how = f"dry run: {gib(confirmed.peak)} GiB" if confirmed.run else "by closed forms; not confirmed by a dry run"
         console.print(f"Taken: {candidate_words(confirmed.candidate)} ({how}).", highlight=False)
 
 

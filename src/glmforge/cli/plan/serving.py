@@ -50,13 +50,13 @@ def check_serving_options(
     if serve or rollout is not None:
         view = "--serve" if serve else "--rollout"
         if others := [name for name in names if name not in _SETTINGS]:
-            raise ConfigError(f"{view}: is shown alone; leave {others[0]} out")
+            raise ConfigError(f"{view}: cannot be combined with {others[0]}; remove one of them")
         if serve and (rollout is not None or not stage.is_plain):
-            raise ConfigError("--serve: trains nothing; leave --stage, --lora and --rollout out")
+            raise ConfigError("--serve: does not train; remove --stage, --lora and --rollout")
         if not stage.is_plain and stage.name != "policy":
-            raise ConfigError(f"--rollout: is made for a policy, not for stage {stage.name}; add --stage policy")
+            raise ConfigError(f"--rollout: applies to a policy, not to stage {stage.name}; add --stage policy")
     elif settings := [name for name in names if name in _SETTINGS]:
-        raise ConfigError(f"{settings[0]}: is a setting of --serve and --rollout; add one of them")
+        raise ConfigError(f"{settings[0]}: needs --serve or --rollout")
 
 
 def show_serving(model: "ModelConfig", machine: "Machine", num_gpus: int, service: Service, *, as_json: bool) -> None:
@@ -138,10 +138,10 @@ def _print_notes(served: "Deployment", question: "ServingQuestion", console: Con
     notes = [
         f"A sequence of {question.context:,} tokens keeps {per_token * question.context / 1e9:,.1f} GB in its cache "
         f"({per_token:,.0f} bytes per token, {served.cache}).",
-        f"{MEMORY_SHARE:.0%} of the memory is for weights and caches.",
+        f"{MEMORY_SHARE:.0%} of the memory is available for weights and caches.",
         provenance_words(served.machine),
     ]
     if served.acceptance is not None:
-        notes.append(f"Of the MTP layer's drafts {served.acceptance:.0%} are taken to stand.")
+        notes.append(f"Assumed acceptance rate of the MTP layer's drafts: {served.acceptance:.0%}.")
     for note in notes:
         console.print(f"- {note}", highlight=False, soft_wrap=True)

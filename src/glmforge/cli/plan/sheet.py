@@ -60,4 +60,4 @@ def _print_rows(config: "RunConfig", rows: "list[SheetRow]", console: Console) -
         cells = f"{row.utilisation:.1%}", f"{row.days:,.1f}", f"{row.gpu_hours:,.0f}", f"{row.dollars:,.0f}"
         implied.add_row(row.words, *cells)
     print_table(f"What its days imply for {config.name}: {config.num_tokens / 1e12:.2f}T tokens", implied, console)
-    console.print("MFU is of the dense bf16 peak. In these rows nothing fails; --cost adds what failures take.")
+    console.print("MFU is relative to the dense bf16 peak. These rows assume no failures; --cost includes them.")

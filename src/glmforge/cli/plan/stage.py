@@ -28,9 +28,9 @@ def read_stage(name: str | None, lora: str | None, policy_models: str | None, co
     from glmforge.plan.stages.stage import find_stage, stage_of
 
     if policy_models is not None and name != "policy":
-        raise ConfigError("--policy-models: says which models train a policy; add --stage policy")
+        raise ConfigError("--policy-models: needs --stage policy")
     if name in STAGES and name != config.stage:
-        raise ConfigError(f"--stage: the configuration says '{config.stage}'; write stage={name} in place of it")
+        raise ConfigError(f"--stage: the configuration says '{config.stage}'; use stage={name} instead")
     names = None if policy_models is None else [part for part in policy_models.split("+") if part != "actor"]
     if name is None and lora is None:
         return stage_of(config)
@@ -48,11 +48,9 @@ def check_dry_run(stage: "TrainingStage", config: "RunConfig") -> None:
     of_run = stage.is_plain or stage.roles == stage_of(config).roles
     if of_run and len(stage.roles) > 1:
         names = ", ".join(role.name for role in stage.roles)
-        raise ConfigError(f"--dry-run: takes the step of one model; stage {stage.name} has several: {names}")
+        raise ConfigError(f"--dry-run: runs the step of one model, but stage {stage.name} has several: {names}")
     if not of_run:
-        raise ConfigError(
-            f"--dry-run: takes the step that the configuration trains, not that of stage {stage.name}; leave it out"
-        )
+        raise ConfigError(f"--dry-run: runs the configuration's own stage, not stage {stage.name}; remove it")
 
 
 def show_stage(

@@ -1,4 +1,4 @@
-"""`glmforge plan --gpu`: does it fit, how fast, how dear, what takes the time, what would change it."""
+"""`glmforge plan --gpu`: does it fit, how fast, how expensive, what takes the time, what would change it."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -38,16 +38,16 @@ def chosen_machine(
         return find_machine(gpu, network, nodes_of)
     for option, value in need_it.items():
         if value not in (None, False):
-            raise ConfigError(f"{option}: needs to know the GPU: give --gpu as well, such as --gpu h100-80gb")
+            raise ConfigError(f"{option}: needs the GPU; add --gpu, such as --gpu h100-80gb")
     return None
 
 
 def check_output_options(page: Path | None, compare: str | None, *, search: bool, roofline: str | None) -> None:
     """Raises `ConfigError` for views that cannot be had together."""
     if roofline is not None and (page is not None or compare is not None):
-        raise ConfigError("--roofline: is a view of its own; leave it out to get --page or --compare")
+        raise ConfigError("--roofline: cannot be combined with --page or --compare; remove one")
     if search and compare is not None:
-        raise ConfigError("--search: finds one layout; compare the file that it writes in a second call")
+        raise ConfigError("--search: finds one layout; compare its output file in a second call")
 
 
 def plan_report(
@@ -155,14 +155,14 @@ def _print_levers(report: "PlanReport", console: Console) -> None:
 
     if not report.levers:
         return
-    console.print("[italic]What would make it shorter, each change alone[/italic]")
+    console.print("[italic]What would make it faster, each change alone[/italic]")
     console.print()
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column(justify="right", no_wrap=True)
     grid.add_column()
     for lever in report.levers:
-        words = f"{lever.words}, at the price of {lever.costs}" if lever.costs else lever.words
+        words = f"{lever.words}, at the cost of {lever.costs}" if lever.costs else lever.words
         grid.add_row(saved_share(report, lever), format_seconds(lever.seconds), Text(words))
         if lever.setting:
             grid.add_row("", "", Text(lever.setting, "dim"))

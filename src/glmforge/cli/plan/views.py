@@ -55,7 +55,7 @@ class Question:
         return Service(given.weights, given.cache, given.acceptance, given.context, given.length, given.latency)
 
     def take_dry_run(self, config: "RunConfig") -> "DryRun":
-        """Of the layout of `config` on the ranks that were asked for."""
+        """Of the layout of `config` on the ranks that were requested."""
         given = self.options
         progress = partial(Console(stderr=True).print, highlight=False)
         return take_dry_run(
@@ -96,7 +96,7 @@ def _check_together(given: PlanOptions, stage: "TrainingStage", config: "RunConf
 
 
 def show_answer(asked: Question) -> None:
-    """Print the one view that is asked for, and draw the schedule if that is asked for too."""
+    """Print the one view that is requested, and draw the schedule if that is requested too."""
     given = asked.options
     if given.sheet is not None:
         show_sheet(given.sheet, asked.whole, given.network, Console(), as_json=given.as_json)
@@ -131,7 +131,7 @@ def _show_on(machine: "Machine", asked: Question) -> None:
 
 
 def _show_layout(asked: Question) -> None:
-    """What the run does and how it lies on its ranks, whatever GPUs they are."""
+    """What the run does and how it is laid out on its ranks, for any GPU."""
     given, console = asked.options, Console()
     is_stage = given.stage is not None or given.lora is not None or len(asked.stage.roles) > 1
     if not (given.as_json or given.dry_run) and given.roofline is None:
@@ -198,7 +198,7 @@ def _search(machine: "Machine", asked: Question) -> None:
 
 
 def _show_report(machine: "Machine", asked: Question) -> None:
-    """The plan on these GPUs, beside another one if that is asked for."""
+    """The plan on these GPUs, beside another one if that is requested."""
     given = asked.options
     other = other_run(given.compare) if given.compare is not None else None
     _layout(asked)

@@ -31,4 +31,4 @@ def preset_path(name: str, kind: str = "model") -> Path:
         return _KINDS[kind] / f"{name}.yaml"
     nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f"did you mean '{nearest[0]}'?" if nearest else "a file needs its suffix."
-    raise ConfigError(f"no {kind} preset and no file is called '{shown(name)}': {hint} Presets: {', '.join(names)}")
+    raise ConfigError(f"no {kind} preset or file named '{shown(name)}': {hint} Presets: {', '.join(names)}")

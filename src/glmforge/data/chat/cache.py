@@ -1,11 +1,11 @@
 """Encoded conversations that are kept: a run may name the file of records, and encodes it once.
 
 What is kept is a token shard with loss weights, under a name that has in it everything that it depends on: the file's
-bytes, the tokenizer with its template, and the settings. So nothing stale is ever found, whatever changed, and a run
-that goes on finds what it began with. Beside it lies what became of the records, told again at every start.
+bytes, the tokenizer with its template, and the settings. So nothing stale is ever found, and a run
+that goes on finds what it began with. Next to it is a summary of the records, shown again at every start.
 
-Whoever finds nothing encodes under a lock of the directory and publishes whole files; a second process, of this run or
-another one, waits and then finds all there. Old files are never deleted.
+A process that finds nothing encodes under a lock of the directory and publishes whole files; a second process, of this
+run or another one, waits and then finds all there. Old files are never deleted.
 """
 
 import hashlib
@@ -66,31 +66,35 @@ def ensure_encoded(
     """
     prefix = encoded_prefix(path, identity, directory)
     if directory is None and not _is_there(prefix) and not os.access(path.parent, os.W_OK):
-        raise DataError(f"{path.parent}: cannot be written, to keep encoded conversations in: set data.encoded_dir")
-    told = prefix.with_name(f"{prefix.name}.records.json")
+        raise DataError(
+            f"{path.parent}: not writable, so encoded conversations cannot be cached there; set data.encoded_dir"
+        )
+    records_file = prefix.with_name(f"{prefix.name}.records.json")
     if not _is_there(prefix):
         with alone_in(prefix.parent):
             if not _is_there(prefix):
-                _encode(path, tokenizer_dir, config, prefix, told, num_workers)
+                _encode(path, tokenizer_dir, config, prefix, records_file, num_workers)
     try:
         TokenShard(prefix)
-        content = read_json(told, dict, error=DataError) if told.is_file() else {}
+        content = read_json(records_file, dict, error=DataError) if records_file.is_file() else {}
     except DataError as error:
-        raise DataError(f"{error} (kept of {path}: remove {prefix.name}.*, and it is encoded again)") from None
+        raise DataError(f"{error} (cached from {path}; remove {prefix.name}.* to encode it again)") from None
     if content:
         logger.info("%s: %s", path, content.get("summary"))
     for problem in content.get("problems", []):
-        logger.warning("left out: %s", problem)
+        logger.warning("skipped: %s", problem)
     return prefix
 
 
 def _is_there(prefix: Path) -> bool:
-    """A shard that lacks a file is none."""
+    """A shard that lacks a file does not count."""
     return all(path.is_file() for path in (*shard_paths(prefix), loss_path(prefix)))
 
 
-def _encode(path: Path, tokenizer_dir: Path, config: ChatConfig, prefix: Path, told: Path, num_workers: int) -> None:
+def _encode(
+    path: Path, tokenizer_dir: Path, config: ChatConfig, prefix: Path, records_file: Path, num_workers: int
+) -> None:
     logger.info("encoding the conversations of %s", path)
     _, report = tokenize_chat([path], tokenizer_dir, prefix, config, num_workers=num_workers, overwrite=True)
     content = {"summary": report.counts.summary(), "problems": report.problems}
-    write_whole(told, f"{json.dumps(content, indent=1, ensure_ascii=False)}\n".encode())
+    write_whole(records_file, f"{json.dumps(content, indent=1, ensure_ascii=False)}\n".encode())

@@ -1,4 +1,4 @@
-"""A conversation in one form, whatever record it came from: checked, and with nothing left to interpret.
+"""A conversation in one form for all kinds of records: checked, with nothing left to interpret.
 
 `Conversation.from_messages` takes what OpenAI's interface calls messages and says in one line what is wrong with them.
 Rendered, its result is what the template makes of the messages as given: texts in parts are joined, reasoning that was
@@ -52,8 +52,8 @@ class Conversation:
     Attributes:
         messages: `role` (system, user, assistant, tool), `content` (text, or a tool's list of texts); of an assistant
             also `reasoning_content` (text) and `tool_calls`, each `{"function": {"name": ..., "arguments": {...}}}`.
-        tools: JSON schemas of the functions that may be called; None if there are none.
-        weights: for each message, how much it is to be learnt; None where the record does not say.
+        tools: JSON schemas of the functions that may be called, or None.
+        weights: for each message, how much it is to be trained on; None where the record does not say.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -91,17 +91,17 @@ class Conversation:
 def refuse_misspelt(fields: Collection[str], known: Sequence[str], where: str) -> None:
     """Raise a DataError if a field is not one of those known, but nearly so."""
     if len(fields) > _MAX_FIELDS:
-        raise DataError(f"{where}: has {len(fields):,} fields, more than a conversation's; is it the right file?")
+        raise DataError(f"{where}: has {len(fields):,} fields, too many for a conversation; is it the right file?")
     for field in fields:
         near = difflib.get_close_matches(field, known, n=1, cutoff=0.85) if field not in known else []
         if near:
-            raise DataError(f"{where}: field '{shown(field)}' is not known: is it '{near[0]}'?")
+            raise DataError(f"{where}: field '{shown(field)}' is unknown; did you mean '{near[0]}'?")
 
 
 def _checked(given: object, where: str) -> tuple[dict[str, Any], float | None]:
     """A message in the template's form, and its loss weight."""
     if not isinstance(given, Mapping):
-        raise DataError(f"{where}: {_quoted(given)} is no message with role and content")
+        raise DataError(f"{where}: {_quoted(given)} is not a message with role and content")
     role = given.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise DataError(f"{where}: unknown role {_quoted(role)}; known: {', '.join(_ROLES)}")
@@ -114,9 +114,9 @@ def _checked(given: object, where: str) -> tuple[dict[str, Any], float | None]:
     else:
         for field in (*REASONING_FIELDS, "tool_calls", "function_call"):
             if present.get(field):
-                raise DataError(f"{where}: {field} in a message of role '{role}': only the assistant's may have it")
+                raise DataError(f"{where}: {field} in a message of role '{role}'; only assistant messages may have it")
         if message["role"] == "user" and not message["content"].strip():
-            raise DataError(f"{where}: the user says nothing; give it content, or leave the record out")
+            raise DataError(f"{where}: the user message is empty; add content, or remove the record")
     return message, _weight(present, message["role"], where)
 
 
@@ -135,7 +135,9 @@ def _part(part: object, where: str) -> str:
     if isinstance(part, Mapping) and part.get("type", "text") == "text":
         text = part.get("text", part.get("value"))
     if not isinstance(text, str):
-        raise DataError(f"{where}: content has the part {_quoted(part)}: this model reads text only, in 'text'")
+        raise DataError(
+            f"{where}: content has the part {_quoted(part)}, but this model supports text parts only ('text')"
+        )
     return text
 
 
@@ -147,7 +149,7 @@ def _results(content: object, where: str) -> str | list[str]:
     if not isinstance(content, list | tuple):
         return _text(content, where)
     if not content:
-        raise DataError(f"{where}: content is an empty list; give the tool's result, or leave the record out")
+        raise DataError(f"{where}: content is an empty list; add the tool's result, or remove the record")
     if all(isinstance(part, Mapping) and part.get("type") == "text" and "output" not in part for part in content):
         return _text(content, where)
     return [_result(item, where) for item in content]
@@ -175,13 +177,13 @@ def _add_assistant_fields(message: dict[str, Any], present: Mapping[str, Any], w
     if calls:
         message["tool_calls"] = [{"function": _call(call, where)} for call in calls]
     elif not message["content"].strip() and not message.get("reasoning_content", "").strip():
-        raise DataError(f"{where}: the assistant says nothing; give it content or tool_calls, or leave the record out")
+        raise DataError(f"{where}: the assistant message is empty; add content or tool_calls, or remove the record")
 
 
 def _call(given: object, where: str) -> dict[str, Any]:
     function = given.get("function", given) if isinstance(given, Mapping) else given
     if not isinstance(function, Mapping):
-        raise DataError(f"{where}: {_quoted(given)} is no tool call with name and arguments")
+        raise DataError(f"{where}: {_quoted(given)} is not a tool call with name and arguments")
     name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(name, str) or not name.strip() or "\n" in name:
         raise DataError(f"{where}: a tool call's name must be one line of text, not {_quoted(name)}")
@@ -204,7 +206,7 @@ def _weight(present: Mapping[str, Any], role: str, where: str) -> float | None:
         raise DataError(f"{where}: loss_weight {weight:g} must be 0, or from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
     if weight and role != "assistant":
         raise DataError(
-            f"{where}: loss_weight {weight:g} in a message of role '{role}': only the assistant's is learnt"
+            f"{where}: loss_weight {weight:g} in a message of role '{role}'; only assistant messages are trained on"
         )
     return float(weight)
 
@@ -225,7 +227,7 @@ def _check_order(messages: Sequence[Mapping[str, Any]], *, is_prompt: bool) -> N
     for number, message in enumerate(messages):
         before = messages[number - 1] if number else {}
         if message["role"] == "tool" and before.get("role") != "tool" and not before.get("tool_calls"):
-            raise DataError(f"message {number}: a tool's answer without a tool call before it")
+            raise DataError(f"message {number}: a tool result without a preceding tool call")
 
 
 def _quoted(value: object) -> str:

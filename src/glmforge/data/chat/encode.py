@@ -6,11 +6,11 @@ trained without that token would never stop. It excludes `<|assistant|>`, which 
 without thinking also the empty `<think></think>` that the prompt then ends with.
 
 History and reasoning. The template takes the reasoning out of turns before the last user message, as it is done when
-the model is served. A conversation of several questions that was learnt as one text would therefore teach the model
-to answer all but the last with an empty thought although thinking was asked for. So where a turn that is to be learnt
-would lose its reasoning, the conversation is unfolded: each question becomes a document of its own, with the history
-that the model will see when it is asked, and only what answers this question is learnt in it. Every turn is still
-learnt once, and the price is that histories are read again. Without reasoning a conversation is one document.
+the model is served. A conversation of several questions that was trained on as one text would therefore teach the model
+to answer all but the last with an empty thought although thinking was requested. So where a turn that is to be trained
+on would lose its reasoning, the conversation is unfolded: each question becomes a document of its own, with the history
+that the model will see when it is asked, and only what answers this question is trained on in it. Every turn is still
+trained on once, and the price is that histories are read again. Without reasoning a conversation is one document.
 
 Control tokens are the template's alone. What messages and tools spell is text, so a user who writes `<|assistant|>`
 opens no turn and puts no words into the model's mouth, or into its loss. The role tokens are compared with those that
@@ -42,7 +42,7 @@ class EncodedConversation(NamedTuple):
     weights: NDArray[np.float32]
 
     @property
-    def num_learnt(self) -> int:
+    def num_trained(self) -> int:
         return int(np.count_nonzero(self.weights))
 
 
@@ -50,30 +50,30 @@ def encode(conversation: Conversation, tokenizer: Tokenizer, config: ChatConfig)
     """The documents that a conversation makes: one, or one for each question where reasoning would be lost otherwise.
 
     Raises:
-        DataError: nothing is to be learnt, or the tokenizer's chat template does not open turns as GLM's does.
+        DataError: nothing is trainable, or the tokenizer's chat template does not open turns as GLM's does.
     """
     thinking = conversation.has_reasoning if config.thinking == "auto" else config.thinking == "on"
     if not thinking:
         conversation = conversation.without_reasoning()
     weights = _weights(conversation, config.turns)
     documents = [
-        _encode(Conversation(messages, conversation.tools), learnt, tokenizer, thinking=thinking)
-        for messages, learnt in _unfolded(conversation, weights)
+        _encode(Conversation(messages, conversation.tools), trained, tokenizer, thinking=thinking)
+        for messages, trained in _unfolded(conversation, weights)
     ]
-    if not any(document.num_learnt for document in documents):
-        raise DataError("nothing is to be learnt: no message of the assistant has a loss weight above 0")
+    if not any(document.num_trained for document in documents):
+        raise DataError("no trainable tokens: no assistant message has a loss weight above 0")
     return documents
 
 
 def cut(document: EncodedConversation, max_tokens: int, tokenizer: Tokenizer) -> EncodedConversation | None:
-    """The turns of a document that fit in `max_tokens`, up to the end of one that is learnt; None if none fits."""
+    """The turns of a document that fit in `max_tokens`, up to the end of one that is trained on; None if none fits."""
     is_end = np.isin(document.ids, tokenizer.stop_ids) & (document.weights > 0)
     ends = np.flatnonzero(is_end[:max_tokens])
     return EncodedConversation(document.ids[: ends[-1] + 1], document.weights[: ends[-1] + 1]) if len(ends) else None
 
 
 def _weights(conversation: Conversation, turns: str) -> list[float]:
-    """How much each message is to be learnt: what its record says, else 1 for the assistant's in the turns asked."""
+    """Weight of each message: from its record, else 1 for assistant messages in the selected turns."""
     roles = [message["role"] for message in conversation.messages]
     last_user = max((number for number, role in enumerate(roles) if role == "user"), default=-1)
     stated = conversation.weights or [None] * len(roles)
@@ -98,9 +98,9 @@ def _unfolded(
         return
     starts = [0, *users[1:]]
     for start, stop in zip(starts, [*users[1:], len(messages)], strict=True):
-        learnt = [number for number in range(start, stop) if weights[number]]
-        if learnt:
-            end = learnt[-1] + 1
+        trained = [number for number in range(start, stop) if weights[number]]
+        if trained:
+            end = trained[-1] + 1
             yield messages[:end], [0.0] * start + list(weights[start:end])
 
 
@@ -114,7 +114,7 @@ def _encode(
     roles = np.flatnonzero(np.isin(ids, [tokenizer.special_id(token) for token in (*ROLE_TOKENS, END_OF_TEXT)]))
     expected = [*_roles(conversation), closing]
     if ids[roles].tolist() != [tokenizer.special_id(token) for token in expected]:
-        raise DataError("the tokenizer's chat template does not open turns as GLM's does; use the one GLM came with")
+        raise DataError("the tokenizer's chat template does not start turns as GLM's does; use GLM's own template")
     given = [] if thinking else tokenizer.encode_with_special_tokens("\n<think></think>")
     of_tokens = np.zeros(len(ids), np.float32)
     answers = (weight for message, weight in zip(messages, weights, strict=True) if message["role"] == "assistant")

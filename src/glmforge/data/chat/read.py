@@ -1,8 +1,8 @@
 """Records of files, one at a time, each with its place: JSON lines, JSON arrays and Parquet.
 
-Text files are told apart by their first character, since files called .json are of either kind: `[` begins an array,
+Text files are distinguished by their first character, since files called .json are of either kind: `[` begins an array,
 which is read as a whole and taken apart record by record, everything else is one record a line. Both may be compressed
-(.gz, .zst). What the text of a record says is only looked at when it is asked for, by whichever process does.
+(.gz, .zst). What the text of a record says is only looked at when it is requested, by whichever process does.
 
 A record that is wrong is an error of its own; a file that cannot be read on (cut off, an array that is no JSON) is one
 of the file.
@@ -72,14 +72,14 @@ def _files(path: Path) -> list[Path]:
         files = sorted(file for file in found if is_conversation_file(file))
         if not files:
             raise DataError(
-                f"{path}: holds no file of conversations ({', '.join(CONVERSATION_SUFFIXES)}): check the path"
+                f"{path}: contains no conversation files ({', '.join(CONVERSATION_SUFFIXES)}): check the path"
             )
         return files
     if not path.is_file():
         raise DataError(f"{path}: no such file or directory: check the path")
     if not is_conversation_file(path):
         raise DataError(
-            f"{path}: conversations are read from {', '.join(CONVERSATION_SUFFIXES)} (also .gz, .zst): rename it"
+            f"{path}: not a conversation file; supported are {', '.join(CONVERSATION_SUFFIXES)} (also .gz, .zst)"
         )
     return [path]
 
@@ -102,7 +102,7 @@ def _text_records(path: Path) -> Iterator[RawRecord]:
 
 
 def _bounded_lines(chunks: Iterable[bytes], path: Path) -> Iterator[bytes]:
-    """The same chunks, as long as no line is so long that it is none: what a small archive unpacks to has no end."""
+    """The same chunks, as long as no line is too long: a small archive can unpack to endless text."""
     length = 0
     for chunk in chunks:
         length = len(chunk) - chunk.rfind(b"\n") - 1 if b"\n" in chunk else length + len(chunk)
@@ -132,12 +132,12 @@ def _array(text: str, name: str) -> Iterator[RawRecord]:
         try:
             _, end = decoder.raw_decode(text, place)
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{name}:{line}: not valid JSON: {error}: mend the file") from error
+            raise DataError(f"{name}:{line}: not valid JSON: {error}; fix the file") from error
         yield RawRecord(f"{name}:{line}", text[place:end])
         following = _skip_space(text, end)
         more = text.startswith(",", following)
         if not more and not text.startswith("]", following):
-            raise DataError(f"{name}:{line}: not valid JSON: the array is not closed; is the file whole?")
+            raise DataError(f"{name}:{line}: not valid JSON: the array is not closed; is the file complete?")
         following = _skip_space(text, following + 1)
         line, place = line + text.count("\n", place, following), following
 
@@ -164,7 +164,7 @@ def _parquet(path: Path) -> Iterator[RawRecord]:
             for number, row in enumerate(rows, start=1):
                 yield RawRecord(f"{name}:{number}", _without_nulls(row))
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not readable as Parquet ({shown(error)}): is the file whole?") from error
+        raise DataError(f"{path}: not readable as Parquet ({shown(error)}); is the file complete?") from error
 
 
 def _without_nulls(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Records of conversations as people keep them, told apart by their fields.
+"""Records of conversations as people keep them, distinguished by their fields.
 
     messages                                OpenAI: role and content; tools, tool_calls, reasoning_content, loss_weight
     conversations                           ShareGPT: from and value; tools as JSON text, system, reasoning_content
@@ -52,13 +52,13 @@ def conversation_of(record: Mapping[str, Any]) -> Conversation:
         raise DataError("an answer that is marked as bad (label: false), not a conversation to imitate")
     for field in _MEDIA:
         if present.get(field):
-            raise DataError(f"it has {field}: this model reads text only")
+            raise DataError(f"it has {field}, but this model supports text only")
     for needed, known, read in _KINDS:
         if all(field in present for field in needed):
             refuse_misspelt(present, known, "record")
             return Conversation.from_messages(read(present), tools_of(present))
     raise DataError(
-        f"no conversation: it has the fields {shown(', '.join(present)) or 'none'}, and needs "
+        f"not a conversation: it has the fields {shown(', '.join(present)) or 'none'}, but needs "
         + ", or ".join(" and ".join(needed) for needed, _, _ in _KINDS)
     )
 

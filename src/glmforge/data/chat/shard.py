@@ -22,7 +22,7 @@ def tokenize_conversations(
 ) -> ShardInfo:
     """Encode each conversation, without thinking, into one document ended by `<|endoftext|>`.
 
-    Raises `DataError` if there is none, or for a conversation that the template has no place for.
+    Raises `DataError` if none is found, or for a conversation that the template has no place for.
     """
     tokenizer = Tokenizer.load(tokenizer_dir)
     num_text_bytes = 0
@@ -32,5 +32,5 @@ def tokenize_conversations(
             writer.add(np.array(ids, dtype=np.int32), np.array([len(ids)], dtype=np.int32))
             num_text_bytes += len(tokenizer.decode(ids[:-1]).encode())
         if num_text_bytes == 0:
-            raise DataError(f"{prefix}: no conversation to write; the sources hold no docstrings or dialogues")
+            raise DataError(f"{prefix}: no conversations to write; the sources contain no docstrings or dialogues")
         return writer.finish(tokenizer.fingerprint, source, num_text_bytes)

@@ -1,7 +1,7 @@
 """Files of conversations to documents, and to a token shard with loss weights, on all cores.
 
-Nothing is left out in silence: wrong records, conversations that are too long and those that were cut are counted, and
-the first wrong ones told with line and reason. How many may be wrong is the configuration's word; by default none.
+Nothing is omitted in silence: wrong records, conversations that are too long and those that were cut are counted, and
+the first invalid ones shown with line and reason. How many may be invalid is configured; by default none.
 """
 
 import os
@@ -36,7 +36,7 @@ class ChatCounts:
         records: read.
         wrong: of those, refused.
         documents: made of the others; a conversation may make several.
-        dropped: documents left out as too long, also where not even their first turn would have fit.
+        dropped: documents omitted as too long, also where not even their first turn would have fit.
         cut: documents of which only the first turns were kept.
         tokens: of the documents kept.
         learnt: of those tokens, with a weight above 0.
@@ -60,13 +60,13 @@ class ChatCounts:
 
     def summary(self) -> str:
         """In one line."""
-        told = [counted(self.records, "record")]
+        said = [counted(self.records, "record")]
         if self.wrong:
-            told.append(f"{self.wrong:,} of them wrong")
+            said.append(f"{self.wrong:,} of them invalid")
         if self.documents != self.records:
-            told.append(counted(self.documents, "document"))
-        told += [f"{n:,} too long and {what}" for n, what in ((self.dropped, "dropped"), (self.cut, "cut")) if n]
-        return ", ".join([*told, f"{self.tokens:,} tokens, {self.learnt / max(1, self.tokens):.0%} of them trained on"])
+            said.append(counted(self.documents, "document"))
+        said += [f"{n:,} too long and {what}" for n, what in ((self.dropped, "dropped"), (self.cut, "cut")) if n]
+        return ", ".join([*said, f"{self.tokens:,} tokens, {self.learnt / max(1, self.tokens):.0%} of them trained on"])
 
 
 class Encoded(NamedTuple):
@@ -144,7 +144,7 @@ def tokenize_chat(
 
 def _too_many_wrong(report: ChatReport, allowed: int) -> str:
     first = report.problems[min(allowed, len(report.problems) - 1)]
-    return f"{first} (wrong records: {report.counts.wrong:,}, allowed: {allowed:,}; mend it, or set max_wrong)"
+    return f"{first} (invalid records: {report.counts.wrong:,}, allowed: {allowed:,}; fix it, or set max_wrong)"
 
 
 def _joined(
@@ -191,15 +191,15 @@ def _encode_chunk(chunk: list[RawRecord], tokenizer: Tokenizer, config: ChatConf
         try:
             documents = encode(conversation_of(record.parse()), tokenizer, config)
         except DataError as error:
-            told = str(error)
-            result.problems.append(told if told.startswith(record.where) else f"{record.where}: {told}")
+            said = str(error)
+            result.problems.append(said if said.startswith(record.where) else f"{record.where}: {said}")
             result.counts.wrong += 1
             continue
         first = len(result.documents)
         for document in documents:
             _keep(result, document, record.where, tokenizer, config)
         kept = result.documents[first:]
-        # The first token of a document is nobody's label.
+        # The first token of a document is never a label.
         result.sums.extend([float(sum(each.weights[1:].sum(dtype=np.float64) for each in kept))] * len(kept))
     return result
 
@@ -210,7 +210,7 @@ def _keep(result: Encoded, document: EncodedConversation, where: str, tokenizer:
     if config.max_tokens is not None and len(document.ids) > config.max_tokens:
         if config.overlong == "refuse":
             raise DataError(
-                f"{where}: {len(document.ids):,} tokens, more than max_tokens {config.max_tokens:,}: raise it (and "
+                f"{where}: {len(document.ids):,} tokens, more than max_tokens {config.max_tokens:,}; raise it (and "
                 "seq_len), or set overlong to drop or cut"
             )
         kept = cut(document, config.max_tokens, tokenizer) if config.overlong == "cut" else None
@@ -222,4 +222,4 @@ def _keep(result: Encoded, document: EncodedConversation, where: str, tokenizer:
         result.places.append(where)
         result.counts.documents += 1
         result.counts.tokens += len(kept.ids)
-        result.counts.learnt += kept.num_learnt
+        result.counts.learnt += kept.num_trained

@@ -28,13 +28,13 @@ class Budget:
         """Count a round of a loop or a call."""
         self.steps -= 1
         if self.steps < 0:
-            raise SecurityError("it goes on without end, or nearly so")
+            raise SecurityError("it runs too long")
 
     def spend(self, characters: int) -> None:
         """Count characters before they are made or looked at."""
         self.characters -= characters
         if self.characters < 0:
-            raise SecurityError("it makes far more text than the conversation has")
+            raise SecurityError("its output is far longer than the conversation")
 
     def measure(self, value: object) -> None:
         """Count all that a value holds, at every place where it holds it."""

@@ -2,8 +2,8 @@
 
 A rendered conversation is one text, and in it a user's `<|assistant|>` looks like the template's own. So before it is
 rendered, a mark follows every character of its content that a control token begins with: a character that the
-conversation has nowhere. No control token can then begin within content, whatever the template cuts out of it. The
-rendered text is split at the control tokens that are left, and the marks are taken out again.
+conversation has nowhere. No control token can then begin within content, no matter what the template cuts out of it.
+The rendered text is split at the control tokens that are left, and the marks are taken out again.
 """
 
 import re
@@ -22,7 +22,7 @@ class ContentMarks:
 
     Args:
         control_tokens: spellings of all tokens that content must not become.
-        conversation: whatever the template is given: messages, tools.
+        conversation: the template's input: messages, tools.
 
     Raises:
         DataError: the conversation has every character that could be the mark.
@@ -35,7 +35,7 @@ class ContentMarks:
         free = (mark for mark in _MARKS if mark not in text and _escaped(mark) not in text)
         self._mark = next(free, "")
         if not self._mark:
-            raise DataError("conversation: it has every private-use character of Unicode; is it text?")
+            raise DataError("conversation: it uses every private-use character of Unicode; is it text?")
 
     def add(self, content: Any) -> Any:
         """The same content with marks in all of its texts."""

@@ -67,12 +67,14 @@ _TESTS = """
 def compile_template(source: str) -> Template:
     """Compile a template from outside. Raises `TemplateError` and `TEMPLATE_FAULTS`."""
     if len(source) > MAX_TEMPLATE_CHARACTERS:
-        raise SecurityError(f"it is longer than the {MAX_TEMPLATE_CHARACTERS:,} characters that are read")
+        raise SecurityError(f"it is longer than the {MAX_TEMPLATE_CHARACTERS:,} characters allowed")
     environment = _Environment()
     tree = environment.parse(source)
     for node in tree.find_all(nodes.Node):
         if type(node) not in _NODES or (isinstance(node, nodes.For) and node.recursive):
-            raise SecurityError(f"line {node.lineno}: it uses {type(node).__name__}, which chat templates do not")
+            raise SecurityError(
+                f"line {node.lineno}: it uses {type(node).__name__}, which is not allowed in chat templates"
+            )
         if isinstance(node, nodes.Const) and isinstance(node.value, float) and not math.isfinite(node.value):
             raise SecurityError(f"line {node.lineno}: it has a number that is too large")
     counted = _Counting(len(source)).visit(tree)
@@ -107,7 +109,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         if isinstance(owner, LoopContext) and name == "cycle":
             return super().call(context, function, *args, **kwargs)
         if name not in _METHODS.get(type(owner), ()):
-            raise SecurityError(f"it calls {name or type(function).__name__!r}, which chat templates do not")
+            raise SecurityError(f"it calls {name or type(function).__name__!r}, which is not allowed in chat templates")
         for given_to_functions_of_the_context in ("_loop_vars", "_block_vars"):
             kwargs.pop(given_to_functions_of_the_context, None)
         current().spend(len(function.__self__))
@@ -128,7 +130,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         if operator == "*" and isinstance(left, int) and isinstance(right, str | list | tuple):
             current().spend(max(0, left) * (len(right) * (1 if isinstance(right, str) else 64)))
         if operator == "**" and (abs(right) > 128 or (isinstance(left, int) and abs(left) > MAX_INTEGER)):
-            raise SecurityError("it takes powers of huge numbers")
+            raise SecurityError("it raises huge numbers to a power")
         result = super().call_binop(context, operator, left, right)
         if isinstance(result, int) and abs(result) > MAX_INTEGER:
             raise SecurityError("it computes with huge numbers")

@@ -112,11 +112,11 @@ def _render(
             )
     except SecurityError as error:
         raise DataError(
-            f"the chat template is refused: {_in_words(error)}; use the one that GLM was published with"
+            f"the chat template is not allowed: {_in_words(error)}; use GLM's published template"
         ) from error
     except TemplateSyntaxError as error:
         raise DataError(
-            f"the chat template is not Jinja: {_in_words(error)}; use the one that GLM was published with"
+            f"the chat template is not valid Jinja: {_in_words(error)}; use GLM's published template"
         ) from error
     except TEMPLATE_FAULTS as error:
         raise DataError(
@@ -176,7 +176,7 @@ def _joined_text(content: Any, role: object) -> Any:
 
 
 def _part_text(part: Any, *, is_result: bool) -> str | None:
-    """None where the part is none of a text: of a tool's content, a bare string is a result of its own."""
+    """None if the part is not text: in a tool's content, a bare string is a separate result."""
     if isinstance(part, Mapping) and part.get("type", "text") == "text" and not (is_result and "output" in part):
         part, is_result = part.get("text"), False
     return part if isinstance(part, str) and not is_result else None
@@ -190,7 +190,7 @@ def split_reasoning(answer: str) -> tuple[str, str]:
 def _parse_call(call: Mapping[str, Any], index: int) -> dict[str, Any]:
     given = call.get("function", call)
     if not isinstance(given, Mapping):
-        raise DataError(f"message {index}: a tool call of {shown(repr(given)[:100])}, which is no function")
+        raise DataError(f"message {index}: a tool call of {shown(repr(given)[:100])}, which is not a function")
     function = dict(given)
     if isinstance(function.get("arguments"), str):
         try:

@@ -5,12 +5,12 @@ A batch is an Arrow record batch of some megabytes with one row per document:
     id         string        names the document in its corpus; the same on every machine
     text       large_string  UTF-8, never empty in what a stage writes
     source     string        the name of the input that it came from, such as "web"
-    language   string        ISO 639 code, "code" for programs, null while nobody has looked
+    language   string        ISO 639 code, "code" for programs, null before detection
     metadata   string        a JSON object, or null: what else the source said (URL, date, licence, path)
-    score_*    float32       any number of columns, null where there is none
+    score_*    float32       any number of columns, null if absent
 
 Compiled loops read a batch's text through `text_bytes` and `text_offsets`, which are views of Arrow's own memory:
-no Python string is made for a document unless somebody asks for one. On disk a batch is a row group of a Parquet
+no Python string is made for a document unless requested. On disk a batch is a row group of a Parquet
 file; the writer cuts them by bytes of text, so that any task's memory is bounded by its largest document.
 """
 
@@ -121,7 +121,9 @@ class DocumentBatch:
         """
         if SCORE_PREFIX + name not in self.table.schema.names:
             have = ", ".join(self.score_names) or "none"
-            raise DataError(f"score '{name}': documents have no such score (they have: {have}): add its block before")
+            raise DataError(
+                f"score '{name}': documents have no such score (available: {have}); add its block before this one"
+            )
         column = self.table.column(SCORE_PREFIX + name)
         return column.to_numpy(zero_copy_only=False).astype(np.float32, copy=False)  # type: ignore[no-any-return]
 
@@ -200,11 +202,11 @@ def read_batches(path: Path, columns: Sequence[str] | None = None) -> Iterator[D
                 for batch in table.to_batches():
                     yield DocumentBatch(batch)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not readable as a shard of documents ({error}): make it again") from error
+        raise DataError(f"{path}: not readable as a document shard ({error}); create it again") from error
 
 
 class BatchWriter:
-    """Writes batches to one Parquet file, in row groups of about `BATCH_BYTES` of text whatever comes in.
+    """Writes batches to one Parquet file, in row groups of about `BATCH_BYTES` of text for any input.
 
     The bytes of the file depend on the sequence of documents alone, not on how it was cut into batches, provided
     that every batch has the same columns. Leaving the `with` block without an error finishes the file; the caller

@@ -2,7 +2,8 @@
 
 The chunks of a file come as long as they can be read; a `DataError` follows what comes before the damage. The
 standard library's gzip reader and zstandard's stream reader do not do that: the first loses what it has read when it
-meets the damage, the second takes a file that was cut off for a whole one. Memory is bounded whatever a file expands
+meets the damage, the second takes a file that was cut off for a whole one. Memory is bounded no matter what a file
+expands
 to: a chunk has a mebibyte at most. zstandard's decompressor, which reports truncation, sets no bound on its output;
 so it is fed one block of the format (RFC 8878) at a time, which expands to 128 KiB at most.
 """
@@ -38,7 +39,7 @@ def chunks_of(path: Path) -> Iterator[bytes]:
             else:
                 yield from _raw(file, CHUNK_BYTES)
     except (OSError, EOFError) as error:
-        raise DataError(f"{path}: cannot be read ({error}): is the file whole and readable?") from error
+        raise DataError(f"{path}: cannot be read ({error}); is the file complete and readable?") from error
 
 
 def stem(name: str) -> str:
@@ -65,7 +66,7 @@ def _gunzip(file: BinaryIO, path: Path) -> Iterator[bytes]:
                 data = member.decompress(rest, CHUNK_BYTES)
             except zlib.error as error:
                 yield _up_to_damage(before, rest)
-                raise DataError(f"{path}: cannot be read ({error}): is the file whole and readable?") from error
+                raise DataError(f"{path}: cannot be read ({error}); is the file complete and readable?") from error
             fresh = fresh and not rest
             yield data
             rest = member.unconsumed_tail
@@ -73,7 +74,7 @@ def _gunzip(file: BinaryIO, path: Path) -> Iterator[bytes]:
                 rest, member, fresh = member.unused_data, zlib.decompressobj(31), True
     if not fresh:
         yield member.flush()
-        raise DataError(f"{path}: cannot be read (ends in the middle of a gzip member): fetch it again")
+        raise DataError(f"{path}: cannot be read (ends in the middle of a gzip member); download it again")
 
 
 def _up_to_damage(member: "zlib._Decompress", data: bytes) -> bytes:
@@ -100,9 +101,9 @@ def _decompress_zstandard(file: BinaryIO, path: Path) -> Iterator[bytes]:
                 rest = frame.unused_data if frame.eof else b""
                 frame = None if frame.eof else frame
     except zstandard.ZstdError as error:
-        raise DataError(f"{path}: not readable as Zstandard ({error}): is the file whole?") from error
+        raise DataError(f"{path}: not readable as Zstandard ({error}); is the file complete?") from error
     if frame is not None:
-        raise DataError(f"{path}: ends in the middle of a Zstandard frame; the copy was cut off: fetch it again")
+        raise DataError(f"{path}: ends in the middle of a Zstandard frame; the copy is truncated; download it again")
 
 
 def _zstandard_blocks(file: BinaryIO) -> Iterator[bytes]:

@@ -48,12 +48,12 @@ def split_held_out(
     if not 0 <= fraction < 1:
         raise DataError(f"held-out fraction {fraction}: must be at least 0 and less than 1")
     if iter(documents) is documents:
-        raise DataError("documents: a generator can be read only once: give a list or read_documents(...)")
+        raise DataError("documents: a generator can be read only once; pass a list or read_documents(...)")
     return _Part(documents, fraction, seed, False), _Part(documents, fraction, seed, True)
 
 
 def is_held_out(document_id: str, fraction: float, seed: int = 0) -> bool:
-    """Whether a document is held out: a pure function of its id, whatever else the corpus holds.
+    """Whether a document is held out: a pure function of its ID, independent of the rest of the corpus.
 
     A document that is held out stays so when the corpus grows or the fraction is raised.
     """

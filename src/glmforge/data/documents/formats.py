@@ -18,11 +18,11 @@ __all__ = ["SKIP_HINT", "is_record_file", "lines_of", "read_file"]
 
 Record = tuple[str, str | DataError]
 
-SKIP_HINT = ", or leave such records out with --on-error skip"
-"""End of the errors of records that may be left out."""
+SKIP_HINT = ", or skip such records with --on-error skip"
+"""End of the errors of records that may be omitted."""
 
-_MEND = f"mend it{SKIP_HINT}"
-_CONVERT = "one record a line is read here: 'glmforge data extract' reads arrays, too, or convert it (jq -c '.[]')"
+_FIX = f"fix it{SKIP_HINT}"
+_CONVERT = "expected one record per line; convert it (jq -c '.[]'), or use 'glmforge data extract', which reads arrays"
 
 
 def read_file(path: Path, text_field: str) -> Iterator[Record]:
@@ -36,7 +36,7 @@ def read_file(path: Path, text_field: str) -> Iterator[Record]:
     try:
         yield from [_whole_text(path)] if reader is None else reader(path, text_field)
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error}): is the file whole and readable?") from error
+        raise DataError(f"{path}: cannot be read ({error}); is the file complete and readable?") from error
 
 
 def is_record_file(path: Path) -> bool:
@@ -64,7 +64,7 @@ def _parquet(path: Path, text_field: str) -> Iterator[Record]:
             for number, value in enumerate(rows, start=1):
                 yield f":{number}", _checked_text(value.as_py(), f"{path}, row {number:,}", text_field)
     except pyarrow.ArrowException as error:
-        raise DataError(f"{path}: not readable as Parquet ({error}): is the file whole?") from error
+        raise DataError(f"{path}: not readable as Parquet ({error}); is the file complete?") from error
 
 
 _READERS: dict[str, Callable[[Path, str], Iterator[Record]]] = {
@@ -98,11 +98,11 @@ def _json_text(line: bytes, where: str, text_field: str) -> str | DataError:
     try:
         record = json.loads(decoded)
     except (json.JSONDecodeError, RecursionError) as error:
-        mend = _CONVERT if line.strip() in (b"[", b"{") or line.lstrip().startswith((b"[{", b"[ ")) else _MEND
-        return DataError(f"{where}: not JSON ({error}): {mend}")
+        fix = _CONVERT if line.strip() in (b"[", b"{") or line.lstrip().startswith((b"[{", b"[ ")) else _FIX
+        return DataError(f"{where}: not JSON ({error}): {fix}")
     if not isinstance(record, dict):
-        mend = _CONVERT if isinstance(record, list) else _MEND
-        return DataError(f"{where}: not a JSON object but {type(record).__name__}: {mend}")
+        fix = _CONVERT if isinstance(record, list) else _FIX
+        return DataError(f"{where}: not a JSON object but {type(record).__name__}: {fix}")
     if text_field not in record:
         return DataError(_missing_field(where, "field", text_field, record))
     return _checked_text(record[text_field], where, text_field)
@@ -110,11 +110,11 @@ def _json_text(line: bytes, where: str, text_field: str) -> str | DataError:
 
 def _checked_text(value: object, where: str, text_field: str) -> str | DataError:
     if not isinstance(value, str):
-        return DataError(f"{where}: '{text_field}' is {type(value).__name__}, not text: {_MEND}")
+        return DataError(f"{where}: '{text_field}' is {type(value).__name__}, not text: {_FIX}")
     try:
         value.encode()
     except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair
-        return DataError(f"{where}: '{text_field}' has half a character at position {error.start}: {_MEND}")
+        return DataError(f"{where}: '{text_field}' has a lone surrogate at position {error.start}: {_FIX}")
     return value
 
 
@@ -130,4 +130,4 @@ def _decode(data: bytes, where: str) -> str | DataError:
 
 def _missing_field(where: str, kind: str, text_field: str, present: Iterable[str]) -> str:
     names = ", ".join(present) or "none"
-    return f"{where}: no {kind} '{text_field}' (there are: {names}): name the right one with --text-field"
+    return f"{where}: no {kind} '{text_field}' (there are: {names}); select one with --text-field"

@@ -2,7 +2,7 @@
 
 `read_documents` reads .txt, .jsonl (plain, gzip, Zstandard), .parquet and directories of these and of source
 files; lazily, in an order that depends on names only. What cannot be read is an error that names file, line
-or byte, and fix. With `on_error="skip"` it is left out instead, and counted; nothing is ever repaired,
+or byte, and fix. With `on_error="skip"` it is omitted instead, and counted; nothing is ever repaired,
 because guessed text teaches a model to guess.
 """
 
@@ -30,7 +30,7 @@ TEXT_SUFFIXES = frozenset({
 """Files of a directory that are one document each."""
 
 MAX_SOURCE_BYTES = 1 << 20
-"""In a directory, a larger source file is generated or data, rarely written by people, and left out. Text
+"""In a directory, a larger source file is generated or data, rarely written by people, and omitted. Text
 files (.txt), record files and files that are named one by one may have any size."""
 
 _NUM_PROBLEMS_KEPT = 10
@@ -67,7 +67,7 @@ class Corpus:
     """Documents of some files, read again at each iteration. Made by `read_documents`.
 
     Attributes:
-        num_skipped: records and files that the latest iteration left out.
+        num_skipped: records and files that the latest iteration omitted.
         problems: what was wrong with the first of them.
     """
 
@@ -98,8 +98,8 @@ class Corpus:
 
     def _why_empty(self) -> str:
         if self.num_skipped:
-            return f"none of the records could be read ({self.num_skipped:,} left out); the first: {self.problems[0]}"
-        return "the files are empty or of no known kind; name others"
+            return f"none of the records could be read ({self.num_skipped:,} skipped); the first: {self.problems[0]}"
+        return "the files are empty or of unknown types; pass others"
 
     def documents_of(self, path: Path, name: str) -> Iterator[Document]:
         """The documents of one of the files."""

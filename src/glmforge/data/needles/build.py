@@ -1,6 +1,6 @@
 """Needle tests as tokens: a question's needles put into a text that fills the wanted length.
 
-Test k is a pure function of the settings and k, and made when it is asked for: ranks make their own only. Sentences,
+Test k is a pure function of the settings and k, and made when it is requested: ranks make their own only. Sentences,
 question and answers are encoded by themselves and laid end to end, so that it is exact which tokens are answers.
 """
 
@@ -110,8 +110,8 @@ class NeedleTests:
         needed += len(self._encode(",")) * (len(question.answers) - 1)
         if needed > key.length:
             raise DataError(
-                f"lengths: {key.length:,} tokens have no room for the question of task '{key.task}', which takes "
-                f"{needed:,} without any text; take a longer one"
+                f"lengths: {key.length:,} tokens are too few for the question of task '{key.task}', which needs "
+                f"{needed:,} without any text; use a longer length"
             )
         return key.length - needed
 

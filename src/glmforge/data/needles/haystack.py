@@ -37,7 +37,7 @@ class Haystack(Protocol):
     name: str
 
     def draw(self, num_tokens: int, rng: np.random.Generator) -> NDArray[np.int32]:
-        """Tokens of a text, at least so many; no special token is among them."""
+        """Tokens of a text, at least this many; no special token is among them."""
         ...
 
 
@@ -66,7 +66,7 @@ class SentenceEnds:
         places = places[places <= begin + num_tokens] - begin
         if begin > _MAX_SENTENCE or num_tokens - places[-1] > _MAX_SENTENCE:
             raise DataError(
-                f"{haystack.name}: no sentence ends in {_MAX_SENTENCE:,} tokens, to put a needle behind it; take a "
+                f"{haystack.name}: no sentence ends in {_MAX_SENTENCE:,} tokens, so needles cannot be placed; use a "
                 "text with full stops or line breaks"
             )
         return ids[begin : begin + int(places[-1])], places
@@ -83,8 +83,8 @@ def make_haystack(shard: TokenShard | None, tokenizer: Tokenizer) -> Haystack:
     """
     if tokenizer.decode(tokenizer.encode(_CHARACTERS)) != _CHARACTERS:
         raise DataError(
-            "the tokenizer does not give back the digits, letters and line breaks that it encodes: take one that does, "
-            "such as 'glmforge data tokenizer' makes"
+            "the tokenizer does not decode digits, letters and line breaks to what it encoded; use one that does, "
+            "such as from 'glmforge data tokenizer'"
         )
     return PlainHaystack(tokenizer) if shard is None else ShardHaystack(shard, tokenizer)
 

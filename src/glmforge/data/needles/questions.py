@@ -1,15 +1,15 @@
-"""The tasks: what is hidden, where, what is asked and what the answers are. All in words; tokens come later.
+"""The tasks: what is hidden, where, the question and what the answers are. All in words; tokens come later.
 
 The tasks are those of RULER (Hsieh et al., 2024, arXiv 2404.06654) in wording of our own:
 
     single        one needle
-    multi_key     one of several needles with different keys is asked for
-    multi_value   several needles have the same key; all values are asked for
-    multi_query   several needles with different keys; all are asked for
-    variables     a chain of assignments, beside a second one; all variables of the first chain's value are asked for
+    multi_key     one of several needles with different keys is requested
+    multi_value   several needles have the same key; all values are requested
+    multi_query   several needles with different keys; all are requested
+    variables     a chain of assignments, beside a second one; all variables of the first chain's value are requested
 
 RULER counts what it finds for the whole question. Here every answer has the depth of its own needle, and needles whose
-answers are asked for lie only at depths that are tested, so that any answer counts at exactly one depth. Whoever is
+answers are requested lie only at depths that are tested, so that any answer counts at exactly one depth. Whoever is
 asked begins the reply in the words of the needle, so that a model which only continues text can answer.
 """
 
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Question:
-    """A text's needles in their order, what is asked, how the reply begins, and the answers in their order."""
+    """A text's needles in their order, the question, how the reply begins, and the answers in their order."""
 
     intro: str
     needles: tuple[Needle, ...]

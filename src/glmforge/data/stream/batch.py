@@ -25,13 +25,13 @@ class Batch:
 
     Attributes:
         ids_BS: int64 token ids.
-        labels_BS: int64, the token after each; `IGNORED_LABEL` where there is none to predict.
+        labels_BS: int64, the token after each; `IGNORED_LABEL` at positions without a label.
         document_lengths: per row, the lengths of its documents in order; they add up to S.
         sample_indices: per row, its number in the phase's order.
         source_B: per row, the index of its source in the run's `data.sources`.
-        per_token: whatever else is read of each token, by name, [B, S, ...]: advantages, masks, a teacher's logits
+        per_token: further tensors per token, by name, [B, S, ...]: advantages, masks, a teacher's logits
             [B, S, K]. `ROUTED_EXPERTS` is read by the model.
-        per_row: whatever else is read of each row, by name, [B, ...].
+        per_row: further tensors per row, by name, [B, ...].
 
     Raises:
         ValueError: a named tensor is not of these tokens or rows.
@@ -97,8 +97,8 @@ class Batch:
         num_rows = len(self.ids_BS)
         if size < 1 or num_rows % size:
             raise DataError(
-                f"parallel.micro_batch_size {size}: does not divide the {num_rows} sequences of a rank's "
-                f"share; choose a divisor of {num_rows}"
+                f"parallel.micro_batch_size {size}: does not divide the rank's {num_rows} sequences; choose a "
+                f"divisor of {num_rows}"
             )
         return [self.rows(start, start + size) for start in range(0, num_rows, size)]
 

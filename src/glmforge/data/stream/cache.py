@@ -4,7 +4,7 @@ Training reads rows in random order, which shared storage serves badly when thou
 `data.cache_dir` each node copies the sources once, from beginning to end, and reads its copies.
 
 Every process of a node calls `copy_shards`: one copies while the others wait and then find all there. It needs no
-process group. How a file is copied, and when a copy is good, is told in `glmforge.data.copies`.
+process group. How a file is copied, and when a copy is good, is described in `glmforge.data.copies`.
 """
 
 from pathlib import Path

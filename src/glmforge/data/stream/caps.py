@@ -1,7 +1,7 @@
 """How many samples each source gives when some may not give their share.
 
 What a source's weight asks beyond its room goes to the others in proportion to their weights, which may fill up the
-next one: water-filling. The result is whole numbers that add up to the samples asked for, because a mixture of whole
+next one: water-filling. The result is whole numbers that add up to the samples requested, because a mixture of whole
 weights keeps them exactly.
 """
 
@@ -12,7 +12,7 @@ Weights = dict[str, float]
 
 
 class SuppliesLackError(Exception):
-    """All sources together cannot give what is asked; `missing` is by how many samples."""
+    """All sources together have too few samples; `missing` is by how many samples."""
 
     def __init__(self, missing: int) -> None:
         super().__init__(f"{missing:,} samples too few")

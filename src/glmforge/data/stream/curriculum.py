@@ -65,7 +65,7 @@ class Curriculum:
         phase = self._config.phases[phase_index]
         if phase.name not in self._records:
             unknown = [name for name, samples in samples_consumed.items() if samples and name not in self._records]
-            assert not unknown, f"samples of {unknown} were consumed, but load_state_dict did not tell how"
+            assert not unknown, f"samples of {unknown} were consumed, but load_state_dict had no record of it"
             self._records[phase.name] = self._begun(phase_index, self._records, samples_consumed)
         return self._stream(phase, self._records[phase.name])
 
@@ -148,7 +148,7 @@ class Curriculum:
         }
 
     def epochs(self, samples_consumed: Consumed) -> dict[str, float]:
-        """How often each source has been gone through by then, sources that have not been drawn from left out."""
+        """How often each source has been passed through by then, sources that have not been drawn from omitted."""
         tracks = Tracks([(record, samples_consumed.get(name, 0)) for name, record in self._records.items()])
         epochs = {source.name: float(tracks.epochs(source.name)) for source in self._config.data.sources}
         return {name: passes for name, passes in epochs.items() if passes}
@@ -224,26 +224,26 @@ class Curriculum:
         record = self._records.get(phase.name)
         if record is None:
             raise CheckpointError(
-                f"phase '{phase.name}': the checkpoint does not tell from which mixture its samples came; start a new "
-                "run under another name, with init_from"
+                f"phase '{phase.name}': the checkpoint does not record the mixture of its samples; start a new run "
+                "under another name, with init_from"
             )
         for name, source in self._sources.of_phase(phase, record.num_rows).items():
             if source.rows.num_rows != record.num_rows[name]:
                 raise CheckpointError(
-                    f"phase '{phase.name}', source '{name}': has {source.rows.num_rows:,} rows and had "
+                    f"phase '{phase.name}', source '{name}': has {source.rows.num_rows:,} rows but had "
                     f"{record.num_rows[name]:,} when it was consumed; restore its seq_len and packing"
                 )
 
 
 def _lack(index: int, phase: PhaseConfig, missing: int, names: list[str]) -> str:
     return (
-        f"phases.{index} '{phase.name}': its sources ({', '.join(names)}) give {missing:,} tokens too few under "
+        f"phases.{index} '{phase.name}': its sources ({', '.join(names)}) give {missing:,} tokens too few within "
         "data.sources.max_epochs, which counts over all phases; raise it, add a source, or shorten the phase"
     )
 
 
 def _difference(before: MixtureEntry, after: MixtureEntry) -> str:
-    """Shares before and after, of the sources where they differ: those asked for, or else what the caps leave."""
+    """Shares before and after, of the sources where they differ: those requested, or else what the caps leave."""
     if same_proportions(before.weights, after.weights):
         return f"{_shifts(before.effective, after.effective)} (data.sources.max_epochs)"
     return _shifts(before.weights, after.weights)

@@ -1,6 +1,6 @@
 """How long a phase is whose length is said in epochs: only its data tell.
 
-An epoch ends when the source that is through first has been gone through once, by the shares that the sources have in
+An epoch ends when the source that is through first has been passed through once, by the shares that the sources have in
 the phase. With one source that is what everybody means by it; a source that is mixed in from a large corpus, to be
 seen in part only, does not make an epoch longer. To go through several sources equally often, weigh them by their size.
 """

@@ -1,13 +1,13 @@
 """Held-out text as rows, each token scored at most once, and the bytes of text that the scored tokens stand for.
 
-The shard is cut into rows at a stride of S from its beginning. A subset of so many labels takes rows spread evenly
+The shard is cut into rows at a stride of S from its beginning. A subset of this many labels takes rows spread evenly
 over all of it: row i of n from N is floor(i N / n), so a shard sorted by subject is not judged by its first one. A
-subset of so many samples draws rows by a seed. Either way every rank and every evaluation of a run scores the same
+subset of this many samples draws rows by a seed. Either way every rank and every evaluation of a run scores the same
 text, on any layout.
 
 A shard with loss weights holds conversations, whose answers are nothing without their questions: there, rows are made
-of whole documents in the shard's order, as many as fit, and only what is learnt in training is scored. A sample is a
-document there.
+of whole documents in the shard's order, as many as fit, and only tokens that training trains on are scored. A sample
+is a document there.
 
 A row that is not full is filled up with tokens that have no label. Bits per byte is
 `nll_sum / (ln 2 * num_bytes)`; unlike the loss per token it does not depend on the tokenizer, so models with
@@ -36,13 +36,13 @@ class DrawnSamples(NamedTuple):
     seed: int
 
     def of(self, num_samples: int) -> NDArray[np.int64]:
-        """Which of so many samples are drawn, ascending. A larger `number` adds to those of a smaller one."""
+        """Which of this many samples are drawn, ascending. A larger `number` adds to those of a smaller one."""
         places = np.arange(min(self.number, num_samples))
         return np.sort(permute(places, num_samples, stream_key("evaluation", self.seed)))
 
 
 Subset = int | DrawnSamples | None
-"""What of a shard is scored: at most so many labels, spread over it; samples that are drawn; or, None, all."""
+"""What of a shard is scored: at most this many labels, spread over it; samples that are drawn; or, None, all."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class EvaluationBatch:
 
 
 class EvaluationBatches:
-    """The evaluation subset of a shard; `batches[k]` is read when it is asked for.
+    """The evaluation subset of a shard; `batches[k]` is read when it is requested.
 
     Args:
         shard: held-out text.
@@ -83,7 +83,7 @@ class EvaluationBatches:
         self.shard, self.source = shard, source
         self._byte_lengths, self._rows_per_batch = token_byte_lengths, rows_per_batch
         if shard.num_tokens < 2:
-            raise DataError(f"{shard.prefix}: {shard.num_tokens} tokens leave none to predict; hold out more text")
+            raise DataError(f"{shard.prefix}: {shard.num_tokens} tokens are too few to evaluate; hold out more text")
         self._rows: _Rows
         if shard.loss is None:
             self._rows = _Stretches(shard, seq_len, subset, document_mask)

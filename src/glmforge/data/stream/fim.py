@@ -9,7 +9,7 @@ and become
 Departures from the paper: cuts fall between tokens rather than characters, as rows are made of tokens; and a row
 and its documents keep their lengths, so a document's last three tokens make room for the three special ones.
 
-Filling is told from documents by its lack of labels, and labels are made anew; so a shard with loss weights is never
+Padding is recognised by its lack of labels, and labels are rebuilt; so a shard with loss weights is never
 rearranged (`glmforge.data.stream.sources` refuses it).
 
 A document that the row cuts off is rearranged like any other; what follows it in the shard is no longer what
@@ -47,7 +47,7 @@ def rearrange(window: Window, *, rate: float, key: int, special: FimTokens, end_
     """Rearrange each document of a row with probability `rate`.
 
     Args:
-        window: a row of either packing, with or without a document mask: documents are told apart by its lengths
+        window: a row of either packing, with or without a document mask: documents are distinguished by its lengths
             and by `end_of_text`, filling also by having no labels.
         rate: 0 changes nothing, 1 every document of `MIN_TOKENS` tokens or more.
         key: 64 bits, one per sample. Document d of the row is decided by (key, d) alone.

@@ -36,7 +36,7 @@ class Loader:
         batches: which to read, of all ranks together; taken up as they are needed, reading ahead included.
         rank: this process among the data ranks.
         world: number of data ranks.
-        num_workers: reading processes; 0 reads in this process when a batch is asked for.
+        num_workers: reading processes; 0 reads in this process when a batch is requested.
         prefetch: batches that each reading process prepares ahead.
         pin_memory: hand out batches in page-locked memory; does nothing where there is no GPU.
     """
@@ -59,7 +59,7 @@ class Loader:
             num_workers=num_workers,
             prefetch_factor=prefetch if num_workers else None,
             pin_memory=pin_memory and torch.cuda.is_available(),
-            worker_init_fn=_heed_only_the_parent,
+            worker_init_fn=_ignore_interrupts,
             generator=torch.Generator(),  # or it would draw from, and so change, the global random state
         )
 
@@ -85,12 +85,12 @@ def _next(batches: Iterator[Batch | GlmforgeError]) -> Batch | GlmforgeError | N
         return next(batches, None)
     except RuntimeError as error:
         if any(words in str(error) for words in _DEATHS):
-            raise DataError(f"data.num_workers: {_one_line(error)}; is memory short? Try fewer") from error
+            raise DataError(f"data.num_workers: {_one_line(error)}; out of memory? Try fewer workers") from error
         raise
 
 
 class _Batches(Dataset[Batch | GlmforgeError]):
-    """Range of samples -> the rank's batch, or why there is none: raised here, it would arrive with a traceback."""
+    """Range of samples -> the rank's batch, or why it failed: raised here, it would arrive with a traceback."""
 
     def __init__(self, stream: PhaseStream, rank: int, world: int) -> None:
         self._stream, self._rank, self._world = stream, rank, world
@@ -115,7 +115,7 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _heed_only_the_parent(worker: int) -> None:
+def _ignore_interrupts(worker: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_PARENT)  # where processes are not forked, nothing is inherited
     threading.Thread(target=_wait_for_the_parents_signal, args=(os.getppid(),), daemon=True).start()
 

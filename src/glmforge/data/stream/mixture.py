@@ -48,9 +48,9 @@ class Mixture:
     def __init__(self, weights: Sequence[float]) -> None:
         for index, weight in enumerate(weights):
             if not 0 < weight < float("inf"):
-                raise DataError(f"weight {weight} of source {index}: must be positive; leave the source out instead")
+                raise DataError(f"weight {weight} of source {index}: must be positive; remove the source instead")
         if not weights:
-            raise DataError("mixture: no sources: name at least one")
+            raise DataError("mixture: no sources; add at least one")
         self._root = _huffman_tree([Fraction(weight) for weight in weights])
         self._paths = dict(_paths(self._root))
 

@@ -3,7 +3,7 @@
     extends: mixture.yaml
 
 The loader mixes as it reads (`mixture.py`), so mixing copies nothing: the file says what is drawn how often, and how
-often each source is gone through for it. What a source may not give because of its cap on epochs, the others give in
+often each source is passed through for it. What a source may not give because of its cap on epochs, the others give in
 proportion.
 """
 
@@ -29,9 +29,9 @@ class MixedSource:
         name: of the source.
         prefix: of its token shard.
         num_tokens: tokens that the shard has.
-        asked: share of the tokens that was asked for.
+        asked: share of the tokens that was requested.
         tokens: tokens that the mixture takes.
-        max_epochs: cap on how often it is gone through, None for none.
+        max_epochs: cap on how often it is passed through, None for none.
     """
 
     name: str
@@ -59,8 +59,8 @@ def plan_mixture(
     Args:
         inputs: prefixes of token shards.
         ratios: share of each, relative to the others; by their sizes if not given.
-        tokens: of the whole mixture; as many as the ratios allow without leaving a cap (one epoch where there is none).
-        max_epochs: cap per input, or one for all; without it there is none.
+        tokens: of the whole mixture; as many as the ratios allow within the caps (one epoch by default).
+        max_epochs: cap per input, or one for all; default: no cap.
 
     Raises:
         DataError: numbers that do not fit together, shards of different tokenizers, or too little data.
@@ -84,8 +84,8 @@ def plan_mixture(
         weights = share_out(dict(zip(names, asked, strict=True)), limits, tokens)
     except SuppliesLackError as error:
         raise DataError(
-            f"tokens {tokens:,}: the sources have {error.missing:,} too few within their caps: raise max_epochs, "
-            "or ask for less"
+            f"tokens {tokens:,}: the sources have {error.missing:,} too few within their max_epochs; raise "
+            "max_epochs, or lower tokens"
         ) from error
     total = sum(weights.values())
     given = [round(weights.get(name, 0) / total * tokens) for name in names]
@@ -131,26 +131,26 @@ def _check_tokenizers(shards: Sequence[TokenShard]) -> None:
     known = {shard.info.tokenizer_fingerprint: shard.prefix for shard in shards if shard.info is not None}
     if len(known) > 1:
         first, second = list(known.values())[:2]
-        raise DataError(f"inputs: {first} and {second} were encoded with different tokenizers: encode one anew")
+        raise DataError(f"inputs: {first} and {second} were encoded with different tokenizers; re-encode one")
 
 
 def _names(inputs: Sequence[Path]) -> list[str]:
     """The last parts of the prefixes, with more of the path where these are equal."""
     parts = [Path(prefix).parts for prefix in inputs]
     if len(set(parts)) < len(parts):
-        raise DataError("inputs: the same shard is named twice: give it the sum of the ratios")
+        raise DataError("inputs: the same shard appears twice; list it once with the sum of the ratios")
     for depth in range(1, max(map(len, parts)) + 1):
         names = ["-".join(path[-depth:]).strip("/") for path in parts]
         if len(set(names)) == len(names):
             return names
-    raise DataError("inputs: names cannot be told apart: rename a shard")
+    raise DataError("inputs: names are not unique; rename a shard")
 
 
 def _shares(ratios: Sequence[float], count: int) -> list[float]:
     if len(ratios) != count:
-        raise DataError(f"ratios: {len(ratios)} for {count} inputs: give one for each")
+        raise DataError(f"ratios: {len(ratios)} for {count} inputs; pass one for each")
     if not all(0 < ratio < float("inf") for ratio in ratios):
-        raise DataError("ratios: must be positive numbers: leave out a source that is to give nothing")
+        raise DataError("ratios: must be positive numbers; remove sources with ratio 0")
     return [ratio / sum(ratios) for ratio in ratios]
 
 
@@ -158,5 +158,5 @@ def _caps(max_epochs: Sequence[float] | None, count: int) -> list[float | None]:
     if not max_epochs:
         return [None] * count
     if len(max_epochs) not in (1, count) or not all(cap > 0 for cap in max_epochs):
-        raise DataError(f"max_epochs: give one positive number for all inputs, or {count}")
+        raise DataError(f"max_epochs: pass one positive number for all inputs, or {count}")
     return list(max_epochs) if len(max_epochs) == count else [max_epochs[0]] * count

@@ -2,10 +2,10 @@
 
 `permute(i, n, key)` is a bijection of {0 ... n-1} that looks random and that any process can evaluate at any
 point: no permutation of 10^9 windows is stored, exchanged or replayed to find one's place again. It is a
-Feistel network (a bijection of all numbers of b bits, whatever its round function) with cycle walking (apply
+Feistel network (a bijection of all numbers of b bits, regardless of its round function) with cycle walking (apply
 it again until the result is below n, which takes at most four rounds on average as 2^b < 4n): Black and
 Rogaway, "Ciphers with arbitrary finite domains", 2002. The round function is a 64-bit mixer rather than a
-cipher, as nobody attacks the order of training data.
+cipher, as the order of training data needs no secrecy.
 """
 
 import hashlib

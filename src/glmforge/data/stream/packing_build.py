@@ -175,8 +175,8 @@ def _appearing(path: Path) -> Iterator[Path]:
         fsync_directory(path.parent)
     except OSError as error:
         raise DataError(
-            f"{path}: cannot be written ({error.strerror or error}): free space, or set data.packing_dir to a "
-            "directory that can be"
+            f"{path}: cannot be written ({error.strerror or error}); free some space, or set data.packing_dir to a "
+            "writable directory"
         ) from error
     finally:
         with suppress(OSError):

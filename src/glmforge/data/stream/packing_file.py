@@ -32,7 +32,7 @@ HEADER_BYTES = 256
 _MAGIC, _VERSION = b"GLMFPACK", 1
 _HEADER = struct.Struct("<8sI16s32s8Q")
 _CRC = struct.Struct("<I")
-_BUILD_AGAIN = "delete it, and it is built again"
+_BUILD_AGAIN = "delete it to rebuild it"
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class PackingFile:
         """The packing at `path`, which must have been made for `identity`."""
         packing = cls(path)
         if packing.identity != identity:
-            raise DataError(f"{path}: packs another shard, or for another seq_len: {_BUILD_AGAIN}")
+            raise DataError(f"{path}: belongs to another shard or seq_len: {_BUILD_AGAIN}")
         return packing
 
     def verify(self) -> None:
@@ -123,7 +123,7 @@ class PackingFile:
 
     def damaged(self) -> DataError:
         """The error for a packing whose rows cannot be."""
-        return DataError(f"{self.path}: damaged, its checksum is not the one it was stored with: {_BUILD_AGAIN}")
+        return DataError(f"{self.path}: damaged, its checksum does not match: {_BUILD_AGAIN}")
 
 
 def packing_arrays(contents: NDArray[np.uint8], counts: PackingCounts) -> tuple[NDArray[Any], ...]:
@@ -144,7 +144,7 @@ def _read_header(path: Path, header: bytes) -> tuple[bytes, bytes, PackingCounts
         raise DataError(f"{path}: not a packing: {_BUILD_AGAIN}")
     _, version, identity, checksum, *numbers = _HEADER.unpack_from(header)
     if version != _VERSION:
-        raise DataError(f"{path}: a packing of version {version}, readable is {_VERSION}: {_BUILD_AGAIN}")
+        raise DataError(f"{path}: packing version {version} is not supported, expected {_VERSION}: {_BUILD_AGAIN}")
     if header != make_header(identity, checksum, counts := PackingCounts(*numbers)):
         raise DataError(f"{path}: its header is damaged: {_BUILD_AGAIN}")
     return identity, checksum, counts
@@ -153,11 +153,11 @@ def _read_header(path: Path, header: bytes) -> tuple[bytes, bytes, PackingCounts
 def _map(path: Path) -> memoryview:
     try:
         if kind_of(path, error=DataError) != "file":
-            raise DataError(f"{path}: no such file: it is built when a run needs it")
+            raise DataError(f"{path}: no such file; it is built when a run needs it")
         with path.open("rb") as file:
             size = path.stat().st_size
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if size else memoryview(b"")
     except OSError as error:
         raise DataError(
-            f"{path}: cannot be read ({error.strerror}): make it readable, or set data.packing_dir"
+            f"{path}: cannot be read ({error.strerror}); make it readable, or set data.packing_dir"
         ) from error

@@ -84,7 +84,9 @@ class PhaseStream:
         """
         share, rest = divmod(size, world)
         if rest:
-            raise DataError(f"batch_size {size}: cannot be shared by {world} data ranks; choose a multiple of {world}")
+            raise DataError(
+                f"batch_size {size}: cannot be divided over {world} data ranks; choose a multiple of {world}"
+            )
         indices = range(first + rank * share, first + (rank + 1) * share)
         places = self.locate(indices)
         windows = [self._window(place) for place in places]
@@ -112,7 +114,7 @@ class PhaseStream:
 
     def _source(self, name: str) -> PhaseSource:
         if name not in self.sources:
-            raise DataError(f"source '{name}': has been drawn from, but data.sources has it no more; put it back")
+            raise DataError(f"source '{name}': was consumed, but is missing from data.sources; restore it")
         return self.sources[name]
 
     def _window(self, place: Place) -> Window:

@@ -1,7 +1,7 @@
 """Which samples the steps of a phase take, one batch after another.
 
 A batch is a range of the phase's samples, all ranks together. The next one is found from the samples consumed and
-from nothing else, so a run goes on at any sample, with another batch size or past samples that it leaves out, and a
+from nothing else, so a run goes on at any sample, with another batch size or past samples that it omits, and a
 phase of a billion steps is never a list.
 """
 
@@ -28,7 +28,7 @@ def planned_batches(phase: PhaseConfig, consumed: int, skipped: Sequence[Sequenc
     Args:
         phase: its batch sizes and its length.
         consumed: samples that are behind; the first batch begins there.
-        skipped: ranges [start, stop) to leave out. A batch that would touch one is not taken, and the next begins at
+        skipped: ranges [start, stop) to omit. A batch that would touch one is not taken, and the next begins at
             its stop.
     """
     num_samples, first = phase.num_samples, consumed

@@ -129,7 +129,7 @@ class Tracks:
         return self._positions.get(track, 0)
 
     def epochs(self, source: str) -> Fraction:
-        """How often the source has been gone through, by whatever rules."""
+        """How often the source has been passed through, by any rules."""
         return sum(
             (Fraction(n, self._num_rows[track]) for track, n in self._positions.items() if track.source == source),
             Fraction(0),

@@ -3,7 +3,7 @@
 Three rules exist (`PhaseConfig.packing`): `truncate` cuts the stream of documents every S tokens
 (`glmforge.data.stream.windows`), `best_fit` cuts only documents that are longer than a row and packs whole ones
 (`glmforge.data.stream.packing`), `single` gives each document a row of its own (`glmforge.data.stream.single`).
-Whoever draws samples sees only how many rows there are and what is in each.
+Code that draws samples sees only the number of rows and their contents.
 """
 
 from pathlib import Path

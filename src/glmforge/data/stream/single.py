@@ -38,8 +38,8 @@ class SingleRows:
                 longest = int(lengths.argmax())
                 raise DataError(
                     f"{shard.prefix}: document {shard.document_at(int(starts[longest])):,} has {lengths[longest]:,} "
-                    f"tokens and no room in a row of seq_len {seq_len:,}; raise seq_len, set packing to best_fit, or "
-                    "write the shard with a limit on lengths"
+                    f"tokens, more than seq_len {seq_len:,}; raise seq_len, set packing to best_fit, or write the "
+                    "shard with a length limit"
                 )
 
     def __reduce__(self) -> tuple[type["SingleRows"], tuple[TokenShard, int, bool]]:

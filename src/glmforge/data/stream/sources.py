@@ -34,7 +34,7 @@ class Sources:
         for source in config.data.sources:
             if source.code and self._tokenizer is not None and self._shards[source.name].loss is not None:
                 raise DataError(
-                    f"source '{source.name}': a phase's fim_rate cannot rearrange documents with loss weights, such as "
+                    f"source '{source.name}': fim_rate does not apply to documents with loss weights, such as "
                     "conversations; set its code to false"
                 )
 
@@ -57,7 +57,7 @@ class Sources:
         """The rows of a source by a phase's rule.
 
         Raises:
-            DataError: there are none, or the packing cannot be read.
+            DataError: there are no rows, or the packing cannot be read.
         """
         key = Track(name, phase.seq_len, phase.packing), phase.document_mask
         if key not in self._rows:
@@ -65,7 +65,7 @@ class Sources:
         return self._rows[key]
 
     def identity(self, name: str) -> Any:
-        """Which shard the source is. A shard without a description is told by a checksum of its index, read once."""
+        """Which shard the source is. Without a description it is identified by a checksum of its index, read once."""
         if name not in self._identities:
             self._identities[name] = self._shards[name].identity()
         return self._identities[name]
@@ -76,8 +76,8 @@ class Sources:
             now, before = self.identity(name), consumed[name]
             if now != before:
                 raise CheckpointError(
-                    f"source '{name}' ({self._shards[name].prefix}): is {now} and was {before} when it was consumed; "
-                    "restore that shard, or give the new one another name in data.sources"
+                    f"source '{name}' ({self._shards[name].prefix}): is {now} but was {before} when it was consumed; "
+                    "restore that shard, or rename the new one in data.sources"
                 )
 
     def _open_rows(self, phase: PhaseConfig, name: str) -> RowReader:
@@ -92,7 +92,7 @@ class Sources:
         if rows.num_rows == 0:
             raise DataError(
                 f"source '{name}' ({shard.prefix}): {shard.num_tokens:,} tokens are too few for one sequence of "
-                f"seq_len {phase.seq_len} and its last label; give more text or a smaller seq_len"
+                f"seq_len {phase.seq_len} and its last label; add text or lower seq_len"
             )
         return rows
 

@@ -6,7 +6,7 @@ token, so no text is unknown.
 
 The trainer of `tokenizers` learns the merges; that is done once per project. It is deterministic: the most frequent
 pair is merged, ties by id. It counts in 32 bits (https://github.com/huggingface/tokenizers/issues/2058), so more text
-than `MAX_TEXT_BYTES` is refused, and a sample of it learnt from.
+than `MAX_TEXT_BYTES` is refused, with the advice to sample it.
 
 The written directory loads with `glmforge.data.tokens.tokenizer.Tokenizer` and `transformers.AutoTokenizer`.
 """
@@ -91,16 +91,13 @@ def train_on_chunks(
 def _check_sizes(vocab_size: int, padded_vocab_size: int | None) -> None:
     if vocab_size < MIN_VOCAB_SIZE:
         raise DataError(
-            f"vocab_size {vocab_size}: 256 bytes and {len(SPECIAL_TOKENS)} special tokens need at least "
+            f"vocab_size {vocab_size}: 256 bytes and {len(SPECIAL_TOKENS)} special tokens; must be at least "
             f"{MIN_VOCAB_SIZE}"
         )
     if vocab_size > MAX_VOCAB_SIZE:
-        raise DataError(f"vocab_size {vocab_size:,}: at most {MAX_VOCAB_SIZE:,} tokens can be learnt")
+        raise DataError(f"vocab_size {vocab_size:,}: at most {MAX_VOCAB_SIZE:,} tokens are supported")
     if padded_vocab_size is not None and padded_vocab_size < vocab_size:
-        raise DataError(
-            f"padded_vocab_size {padded_vocab_size}: an embedding needs a row for each of {vocab_size} tokens: "
-            f"give at least {vocab_size}"
-        )
+        raise DataError(f"padded_vocab_size {padded_vocab_size}: must be at least the vocab_size of {vocab_size}")
 
 
 def _chunks(texts: Iterable[str]) -> Iterator[TextChunk]:
@@ -136,8 +133,8 @@ def _bounded(chunks: Iterable[TextChunk]) -> Iterator[str]:
         num_bytes += chunk.num_bytes
         if num_bytes > MAX_TEXT_BYTES:
             raise DataError(
-                f"more than {MAX_TEXT_BYTES:,} bytes of text, which the trainer cannot count: "
-                "train on a sample, --sample-bytes 2e9"
+                f"more than {MAX_TEXT_BYTES:,} bytes of text, too many for the trainer; train on a sample, "
+                "--sample-bytes 2e9"
             )
         yield from chunk.texts()
 
@@ -155,7 +152,7 @@ def _with_split_rule(model: models.BPE) -> tokenizers.Tokenizer:
 
 
 def _without_special_tokens(texts: Iterable[str]) -> Iterator[str]:
-    """A learnt token spelt like a special one (`/nothink` is one word) would take its place."""
+    """A trained token spelt like a special one (`/nothink` is one word) would take its place."""
     for text in texts:
         yield from _SPECIAL_TOKEN.split(text)
 
@@ -173,8 +170,8 @@ def _check_size(tokenizer: tokenizers.Tokenizer, vocab_size: int) -> None:
     reached = tokenizer.get_vocab_size()
     if reached != vocab_size:
         raise DataError(
-            f"vocab_size {vocab_size:,}: the corpus has only {reached:,} tokens to learn: give more text, "
-            f"or at most --vocab-size {reached}"
+            f"vocab_size {vocab_size:,}: the corpus supports only {reached:,} tokens; add text, or lower "
+            f"--vocab-size to {reached:,}"
         )
 
 

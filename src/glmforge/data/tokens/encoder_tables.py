@@ -84,7 +84,7 @@ def fill_pair_ranks(pair_ranks, pairs):
 
 @non_allocating
 def find_spelling(text, start, stop, table, spellings, spelling_offsets):
-    """The token spelt `text[start:stop]`, -1 if there is none."""
+    """The token spelt `text[start:stop]`, or -1."""
     mask = np.uint64(len(table) - 1)
     slot = hash_bytes(text, start, stop) & mask
     while table[slot] >= 0:

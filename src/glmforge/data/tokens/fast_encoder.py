@@ -59,7 +59,7 @@ class FastEncoder:
 
         Args:
             tokenizer_json: the file's contents.
-            encode_batch: what the ids of texts have to be.
+            encode_batch: what the ids of texts must be.
 
         Raises:
             UnsupportedTokenizer: the file has settings that this encoder does not know, or ids differ.
@@ -68,7 +68,7 @@ class FastEncoder:
         texts = adversarial_texts()
         for text, ours, expected in zip(texts, encoder.encode_batch(texts), encode_batch(texts), strict=True):
             if ours != expected:
-                raise UnsupportedTokenizer(f"its ids differ from those of 'tokenizers' in {text[:40]!r}")
+                raise UnsupportedTokenizer(f"its IDs differ from those of 'tokenizers' in {text[:40]!r}")
         return encoder
 
     def encode(
@@ -151,7 +151,7 @@ def _tables(content: dict[str, Any]) -> EncoderTables:
     if len(pairs) > MAX_VOCABULARY:
         raise UnsupportedTokenizer(f"it has {len(pairs):,} merges, more than {MAX_VOCABULARY:,}")
     if len(np.unique(pairs, axis=0)) < len(pairs):
-        raise UnsupportedTokenizer("it has a merge twice")
+        raise UnsupportedTokenizer("it has a duplicate merge")
     data, offsets, table = _spelling_tables(spellings, size, look_up=bool(model.get("ignore_merges")))
     pair_ranks = np.empty(1 << max(2 * len(pairs), 1).bit_length(), np.uint64)
     fill_pair_ranks(pair_ranks, pairs)

@@ -5,7 +5,7 @@ vocabulary with many entries that nothing uses pays for rows of the embedding th
 counts over the texts given, special tokens and ends of documents not counted.
 
 A word here is a run of characters other than ASCII white space. Languages written without spaces have long ones; read
-the tokens per character there. `partial` counts tokens that are not whole characters: bytes of a character that the
+the tokens per character there. `partial` counts tokens that are incomplete characters: bytes of a character that the
 vocabulary does not have, and pieces across characters' borders.
 """
 
@@ -72,7 +72,7 @@ class Fertility:
     Attributes:
         name: of the tokenizer.
         vocab_size: its ids, special tokens included.
-        languages: language, or name of the input where nobody said -> counts; and "total".
+        languages: language, or name of the input where unknown -> counts; and "total".
         unused: entries of the vocabulary, special tokens aside, that the corpus does not use.
         probes: text -> the tokens that it becomes.
     """
@@ -196,7 +196,7 @@ def vocabulary_table(reports: Sequence[Fertility]) -> list[list[str]]:
     """Rows on what does not depend on language: size, unused entries, the tokens of the probes."""
     rows = [["", *(report.name for report in reports)]]
     rows.append(["vocabulary", *(f"{report.vocab_size:,}" for report in reports)])
-    rows.append(["unused by this corpus", *(f"{report.unused:,}" for report in reports)])
+    rows.append(["not used by this corpus", *(f"{report.unused:,}" for report in reports)])
     for probe in PROBES:
         rows.append([repr(probe), *(" ".join(map(repr, report.probes[probe])) for report in reports)])
     return rows

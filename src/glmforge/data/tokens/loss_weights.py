@@ -1,4 +1,4 @@
-"""How much each token of a shard is to be learnt: a file of loss weights beside its ids.
+"""How much each token of a shard is to be trained on: a file of loss weights beside its ids.
 
 Of a conversation, a model learns what the assistant writes, and possibly one answer more than another. The weights lie
 beside the ids, so that everything that draws rows from a shard (windows, packing, mixtures, resuming) draws them along.
@@ -18,7 +18,7 @@ beside the ids, so that everything that draws rows from a shard (windows, packin
 A conversation may be several documents (`glmforge.data.chat.encode`). Its sum is what makes it count as one, wherever
 its documents are drawn.
 
-A byte per token, whatever the weights are; conversations have few different ones. The file is mapped. Opening checks
+A byte per token, regardless of the weights; conversations have few different ones. The file is mapped. Opening checks
 header and size, reading checks the codes that are read; only `verify`, which reads all, finds a code that has changed
 to another one.
 """
@@ -38,8 +38,8 @@ from glmforge.errors import DataError
 
 MAX_WEIGHTS = 256
 MIN_WEIGHT, MAX_WEIGHT = 1e-4, 1e4
-"""Of tokens that are learnt. Others are a mistake: a larger weight would drown all other tokens of a batch, and in one
-of much smaller ones dividing by their sum would overflow."""
+"""Of tokens that are trained on. Others are a mistake: a larger weight would drown all other tokens of a batch, and in
+one of much smaller ones dividing by their sum would overflow."""
 
 _MAGIC, _PLAIN, _WITH_SUMS = b"GLMFLOSS", 1, 2
 _HEADER = struct.Struct("<8sIIQ32s")
@@ -56,7 +56,7 @@ class LossWeights:
         path: the file.
         checksum: SHA-256 of the codes, which with the weights tells this file from others.
         is_mask: all weights are 0 or 1.
-        any_learnt: some weight is not 0.
+        any_trained: some weight is not 0.
         sums_D: float32, of each document what the weights of its conversation's labels add up to; None: each document
             is a conversation.
 
@@ -72,7 +72,9 @@ class LossWeights:
             raise DataError(f"{path}: not a file of loss weights: {_WRITE_AGAIN}")
         _, version, num_weights, found_tokens, self._digest = _HEADER.unpack_from(header)
         if version not in (_PLAIN, _WITH_SUMS):
-            raise DataError(f"{path}: loss weights of version {version}, readable is {_WITH_SUMS}: {_WRITE_AGAIN}")
+            raise DataError(
+                f"{path}: loss weights of version {version} are not supported, expected {_WITH_SUMS}: {_WRITE_AGAIN}"
+            )
         weights = np.frombuffer(header, "<f4", MAX_WEIGHTS, _HEADER.size)
         intact = header == _header(version, num_weights, found_tokens, self._digest, weights)
         if not (intact and 1 <= num_weights <= MAX_WEIGHTS and _are_weights(weights)):
@@ -81,13 +83,13 @@ class LossWeights:
         if found_tokens != num_tokens or len(contents) != _HEADER_BYTES + num_tokens + sum_bytes:
             num_found = len(contents) - _HEADER_BYTES - sum_bytes
             raise DataError(
-                f"{path}: {num_found:,} weights for a shard of {num_tokens:,} tokens; they are not of one shard, or "
-                f"cut off: {_WRITE_AGAIN}"
+                f"{path}: {num_found:,} weights for a shard of {num_tokens:,} tokens; they belong to different "
+                f"shards, or are truncated: {_WRITE_AGAIN}"
             )
         self._weights = weights[:num_weights]
         self._codes = np.frombuffer(contents, np.uint8, num_tokens, _HEADER_BYTES)
         self.is_mask = bool(np.isin(self._weights, (0, 1)).all())
-        self.any_learnt = bool(self._weights.any())
+        self.any_trained = bool(self._weights.any())
         sums = np.frombuffer(contents, "<f4", num_documents, _HEADER_BYTES + num_tokens) if sum_bytes else None
         self.sums_D: NDArray[np.float32] | None = sums
         self._sums_crc = bytes(contents[-_CRC.size :])
@@ -117,7 +119,7 @@ class LossWeights:
             raise self._damaged()
 
     def _damaged(self) -> DataError:
-        return DataError(f"{self.path}: damaged, its codes are not the ones that were stored: {_WRITE_AGAIN}")
+        return DataError(f"{self.path}: damaged, its checksum does not match: {_WRITE_AGAIN}")
 
 
 class LossWeightsWriter:

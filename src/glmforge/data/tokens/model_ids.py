@@ -18,17 +18,17 @@ def with_ids_of(config: ModelConfig, tokenizer: Tokenizer) -> ModelConfig:
 
 
 def describe_changes(config: ModelConfig, tokenizer: Tokenizer) -> list[str]:
-    """One line for each thing in which a configuration and its tokenizer are not of one mind."""
+    """One line for each mismatch between a configuration and its tokenizer."""
     lines = []
     own = with_ids_of(config, tokenizer)
     if own != config:
         lines.append(
-            f"model.eos_token_id {config.eos_token_id} and pad_token_id {config.pad_token_id} are not the end tokens "
-            f"of the tokenizer: taking its own, {own.eos_token_id} and {own.pad_token_id}"
+            f"model.eos_token_id {config.eos_token_id} and pad_token_id {config.pad_token_id} are not the "
+            f"tokenizer's end tokens; using the tokenizer's, {own.eos_token_id} and {own.pad_token_id}"
         )
     if config.vocab_size > max(tokenizer.vocab_size, tokenizer.padded_vocab_size):
         lines.append(
             f"model.vocab_size {config.vocab_size:,} is larger than the tokenizer's {tokenizer.vocab_size:,} tokens: "
-            f"{config.vocab_size - tokenizer.vocab_size:,} rows of the embedding stand for nothing"
+            f"{config.vocab_size - tokenizer.vocab_size:,} embedding rows are unused"
         )
     return lines

@@ -1,8 +1,8 @@
-"""A sample of a corpus to train a tokenizer on: so many bytes of each source, chosen by a hash of document ids.
+"""A sample of a corpus to train a tokenizer on: this many bytes of each source, chosen by a hash of document ids.
 
 What is sampled depends on the ids and the seed alone, not on the order of the files or on who reads them; a document
 that is in a sample is also in every larger one. A source is read twice: first only to see how many bytes fall into
-each of 65,536 bins of the hash, so that nothing has to be kept in memory, then for the text of the bins that fit.
+each of 65,536 bins of the hash, so that nothing must be kept in memory, then for the text of the bins that fit.
 """
 
 import hashlib
@@ -27,9 +27,9 @@ NUM_BINS = 1 << 16
 class SampleSource(Strict):
     """One source of a mixture."""
 
-    name: str = Field(min_length=1, description="what reports call it")
+    name: str = Field(min_length=1, description="name in reports")
     paths: tuple[YamlPath, ...] = Field(strict=False, min_length=1, description="its files and directories")
-    weight: float = Field(default=1.0, gt=0, description="its share of the sample, beside the others' weights")
+    weight: float = Field(default=1.0, gt=0, description="its weight in the sample, relative to the others")
 
 
 class SampleMixture(Strict):
@@ -109,7 +109,9 @@ def plan_sample(
     shares = [_share(name, corpus, int(num_bytes * weight / total), seed, progress) for name, corpus, weight in corpora]
     if not any(share.num_bytes for share in shares):
         there = sum(share.num_bytes_there for share in shares)
-        raise DataError(f"a sample of {num_bytes:,} of the {there:,} bytes there are has no document in it: take more")
+        raise DataError(
+            f"a sample of {num_bytes:,} of the {there:,} available bytes contains no document; use a larger one"
+        )
     return shares
 
 

@@ -1,7 +1,7 @@
 """Write a token shard, whole or not at all.
 
 Its files grow under temporary names and take their own when all is on the disk, the index last: a
-reader that finds an index finds a shard. Lengths are the only thing kept in memory, four bytes per document.
+reader that finds an index finds a shard. Only lengths are kept in memory, four bytes per document.
 """
 
 import hashlib
@@ -117,12 +117,12 @@ class ShardWriter:
 
         `sums` are those of the documents' conversations (`LossWeights.sums_D`), given always or never.
         """
-        assert (weights is not None) == self._weighted, "a weighted shard has a weight for every token, others none"
+        assert (weights is not None) == self._weighted, "only weighted shards have a weight for every token"
         assert int(lengths.sum()) == len(tokens), "lengths must add up to the tokens"
         if lengths.max(initial=0) > MAX_DOCUMENT_TOKENS:
             raise DataError(
                 f"{self._prefix}: document {self.num_documents + int(lengths.argmax()):,} has {int(lengths.max()):,} "
-                f"tokens, at most {MAX_DOCUMENT_TOKENS:,} can be stored: cut it"
+                f"tokens, but at most {MAX_DOCUMENT_TOKENS:,} can be stored; split it"
             )
         check_ids(tokens, self._vocab_size, self._prefix, self.num_tokens)
         data = tokens.astype(INTEGER_TYPES[self._code]).tobytes()
@@ -143,7 +143,7 @@ class ShardWriter:
             DataError: no document was added, or the disk is full.
         """
         if not self._lengths:
-            raise DataError(f"{self._prefix}: no documents to write ({source}): give a corpus with text in it")
+            raise DataError(f"{self._prefix}: no documents to write ({source}); pass a corpus that contains text")
         info = ShardInfo(
             tokenizer_fingerprint=tokenizer_fingerprint,
             vocab_size=self._vocab_size,

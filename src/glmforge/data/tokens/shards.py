@@ -15,10 +15,10 @@ theirs. `<prefix>.bin` is the ids of all sequences, back to back. `<prefix>.idx`
 In our shards a sequence is a document and ends with `<|endoftext|>`; elsewhere a document may have several.
 `<prefix>.json` is ours: which tokenizer wrote the shard, counts, and a checksum. Other stacks ignore it; a
 shard without it can be read, and is then checked by looking at its ids. `<prefix>.loss` is ours, too: where not
-every token is to be learnt, how much each is (`glmforge.data.tokens.loss_weights`). The description tells whether it
-belongs to the shard, so that a copy that lost it is refused instead of being trained on in full.
+every token is to be trained on, how much each is (`glmforge.data.tokens.loss_weights`). The description tells whether
+it belongs to the shard, so that a copy that lost it is refused instead of being trained on in full.
 
-Nothing is read before it is asked for, and nothing is copied: a shard of any size costs no memory. The index
+Nothing is read before it is requested, and nothing is copied: a shard of any size costs no memory. The index
 is searched by bisection in the map itself, because its int64 arrays lie unaligned and numpy's searchsorted
 would copy all of them at every call.
 
@@ -56,7 +56,7 @@ INTEGER_TYPES: dict[int, np.dtype[Any]] = {
     5: np.dtype("<i8"),
     8: np.dtype("<u2"),
 }
-"""Dtype code -> type of the ids. Megatron has codes for floats too; ids are none."""
+"""Dtype code -> type of the ids. Megatron also has codes for floats, which IDs never use."""
 
 _WRITE_AGAIN = "write the shard again with 'glmforge data tokenize'"
 _VERIFY_CHUNK_TOKENS = 1 << 24
@@ -74,7 +74,7 @@ class ShardInfo:
         num_text_bytes: UTF-8 bytes of the text that was encoded.
         source: where the text came from, for people.
         bin_sha256: SHA-256 of the .bin file.
-        loss_sha256: checksum of the .loss file; empty where all tokens are to be learnt and there is none.
+        loss_sha256: checksum of the .loss file; empty where all tokens are to be trained on and there is none.
     """
 
     tokenizer_fingerprint: str
@@ -104,7 +104,7 @@ class ShardInfo:
             value = content.get(name)
             if name not in kinds or type(value) is not kinds[name] or (isinstance(value, int) and value < 0):
                 problem = f"{shown(name)} is {shown(repr(value)[:100])}" if name in content else f"{name} is missing"
-                raise DataError(f"{path}: not the description of a token shard ({problem}): {_WRITE_AGAIN}")
+                raise DataError(f"{path}: not a token shard description ({problem}): {_WRITE_AGAIN}")
         return cls(**content)
 
 
@@ -127,7 +127,7 @@ class TokenShard:
         info: its description, None for a shard that another program wrote.
         num_tokens: tokens of all documents.
         num_documents: documents.
-        loss: how much each token is to be learnt; None where all are alike.
+        loss: how much each token is to be trained on; None where all are alike.
 
     Raises (on opening):
         DataError: a file is missing, cut off or of another format. `verify` finds what only a full read can.
@@ -148,7 +148,7 @@ class TokenShard:
         self.num_tokens = len(self._tokens)
         self.num_documents = num_borders - 1
         if self.num_tokens == 0:
-            raise DataError(f"{self.prefix}: holds no tokens: {_WRITE_AGAIN}")
+            raise DataError(f"{self.prefix}: contains no tokens: {_WRITE_AGAIN}")
         self.loss = self._open_loss()
 
     def __reduce__(self) -> tuple[type[Self], tuple[Path]]:
@@ -222,7 +222,7 @@ class TokenShard:
             with self._bin_path.open("rb") as file:
                 checksum = hashlib.file_digest(file, "sha256").hexdigest()
             if checksum != self.info.bin_sha256:
-                raise DataError(f"{self._bin_path}: its checksum is not the one in its .json: {_WRITE_AGAIN}")
+                raise DataError(f"{self._bin_path}: its checksum does not match its .json: {_WRITE_AGAIN}")
             self._check_ids(self.info.vocab_size)
         if self.loss is not None:
             self.loss.verify()
@@ -241,11 +241,13 @@ class TokenShard:
         expected = None if self.info is None else self.info.loss_sha256
         if kind_of(path, error=DataError) is None:
             if expected:
-                raise DataError(f"{path}: missing, and without it all tokens would be learnt: copy it too")
+                raise DataError(f"{path}: missing, and without it all tokens would be trained on; copy it too")
             return None
         loss = LossWeights(path, self.num_tokens, self.num_documents)
         if expected is not None and loss.checksum != expected:
-            raise DataError(f"{path}: not of this shard, by the checksum in its .json: remove it, or {_WRITE_AGAIN}")
+            raise DataError(
+                f"{path}: belongs to another shard, by the checksum in its .json; remove it, or {_WRITE_AGAIN}"
+            )
         return loss
 
     def _document_start(self, index: int) -> int:
@@ -272,7 +274,7 @@ class TokenShard:
         return self._document_start(document) <= token < self._document_start(document + 1)
 
     def _damaged_index(self) -> DataError:
-        return DataError(f"{self._idx_path}: sequences do not lie back to back: it is damaged: {_WRITE_AGAIN}")
+        return DataError(f"{self._idx_path}: sequences are not contiguous, it is damaged: {_WRITE_AGAIN}")
 
     def _verify_index(self) -> None:
         """In blocks, for the index may be larger than memory."""
@@ -293,22 +295,22 @@ class TokenShard:
     def _check_existence(self) -> None:
         missing = [path for path in (self._bin_path, self._idx_path) if not path.is_file()]
         if len(missing) == 2:
-            raise DataError(f"{self.prefix}: no token shard (.bin and .idx): make it with 'glmforge data tokenize'")
+            raise DataError(f"{self.prefix}: no token shard (.bin and .idx); create it with 'glmforge data tokenize'")
         if missing:
-            raise DataError(f"{missing[0]}: missing, a shard is both halves: copy it too, or {_WRITE_AGAIN}")
+            raise DataError(f"{missing[0]}: missing, a shard needs both .bin and .idx; copy it too, or {_WRITE_AGAIN}")
 
     def _read_header(self, index: memoryview) -> tuple[np.dtype[Any], int, int]:
         if len(index) < HEADER.size or bytes(index[: len(MAGIC)]) != MAGIC:
-            raise DataError(f"{self._idx_path}: not the index of a token shard: name a prefix of .bin and .idx")
+            raise DataError(f"{self._idx_path}: not a token shard index; pass the prefix of a .bin and .idx file")
         _, version, code, num_sequences, num_borders = HEADER.unpack_from(index)
         if version != VERSION or code not in INTEGER_TYPES:
             raise DataError(
-                f"{self._idx_path}: index version {version} with dtype code {code}; readable are version "
-                f"{VERSION} with codes {sorted(INTEGER_TYPES)}: {_WRITE_AGAIN}"
+                f"{self._idx_path}: index version {version} with dtype code {code}; supported are version {VERSION} "
+                f"with codes {sorted(INTEGER_TYPES)}: {_WRITE_AGAIN}"
             )
         self._check_size(self._idx_path, len(index), HEADER.size + 12 * num_sequences + 8 * num_borders)
         if num_sequences == 0 or num_borders < 2:
-            raise DataError(f"{self.prefix}: holds no documents: {_WRITE_AGAIN}")
+            raise DataError(f"{self.prefix}: contains no documents: {_WRITE_AGAIN}")
         return INTEGER_TYPES[code], num_sequences, num_borders
 
     def _check_sizes(self, dtype: np.dtype[Any]) -> None:
@@ -320,20 +322,20 @@ class TokenShard:
         self._check_size(self._bin_path, self._bin_path.stat().st_size, num_bytes)
         if self.info is not None and self.info.num_tokens * dtype.itemsize != num_bytes:
             raise DataError(
-                f"{self.prefix}: .json tells of {self.info.num_tokens:,} tokens, .idx of "
-                f"{num_bytes // dtype.itemsize:,}; they are not of one shard: {_WRITE_AGAIN}"
+                f"{self.prefix}: .json says {self.info.num_tokens:,} tokens, .idx says "
+                f"{num_bytes // dtype.itemsize:,}; they belong to different shards: {_WRITE_AGAIN}"
             )
 
     def _check_size(self, path: Path, size: int, expected: int) -> None:
         if size < expected:
             raise DataError(
-                f"{path}: {expected - size:,} bytes shorter than the index says; the copy was cut off: copy "
-                f"it again, or {_WRITE_AGAIN}"
+                f"{path}: {expected - size:,} bytes shorter than the index says; the copy is truncated; copy it "
+                f"again, or {_WRITE_AGAIN}"
             )
         if size > expected:
             raise DataError(
-                f"{path}: {size - expected:,} bytes longer than the index says; .bin and .idx are not of one "
-                f"shard: {_WRITE_AGAIN}"
+                f"{path}: {size - expected:,} bytes longer than the index says; .bin and .idx belong to different "
+                f"shards: {_WRITE_AGAIN}"
             )
 
     def _check_ids(self, vocab_size: int) -> None:

@@ -22,4 +22,4 @@ def unspell(text: str) -> bytes:
     try:
         return bytes(map(byte_of_character().__getitem__, map(ord, text)))
     except KeyError as error:
-        raise ValueError(f"'{chr(error.args[0])}' spells no byte") from error
+        raise ValueError(f"'{chr(error.args[0])}' does not encode a byte") from error

@@ -102,7 +102,7 @@ def _spaces_end(text: NDArray[np.uint8], start: int, stop: int, classes: NDArray
 
 @non_allocating
 def _contraction_end(text: NDArray[np.uint8], start: int, stop: int) -> int:
-    """Where the contraction at the apostrophe `start` ends, 0 if there is none."""
+    """Where the contraction at the apostrophe `start` ends, or 0."""
     if start + 1 >= stop:
         return 0
     first = text[start + 1] | 0x20

@@ -1,7 +1,7 @@
 """Documents on their way to an encoder: many texts at once, as UTF-8 end to end.
 
 A corpus is taken apart into units of work of about a megabyte or more, in its order: texts that were read already, or
-a row group of a shard of documents (what the corpus pipeline writes), which whoever works on it reads itself, without
+a row group of a shard of documents (what the corpus pipeline writes), which the worker reads itself, without
 a Python string per document. A `Selection` says which documents take part, by a hash of their ids.
 """
 
@@ -47,7 +47,7 @@ class TextChunk(NamedTuple):
         data: UTF-8, uint8.
         offsets: int64 `[n + 1]`, text i is `data[offsets[i]:offsets[i + 1]]`.
         ids: of the documents.
-        languages: of the documents, None where nobody said.
+        languages: of the documents, None where unknown.
     """
 
     data: NDArray[np.uint8]
@@ -69,14 +69,14 @@ class TextChunk(NamedTuple):
 
 
 class RowGroup(NamedTuple):
-    """A row group of a shard of documents, to be read by whoever works on it."""
+    """A row group of a shard of documents, read by the worker that encodes it."""
 
     path: Path
     group: int
     selection: Selection | None
 
     def read(self) -> TextChunk:
-        """Read the row group's texts; documents without text are none."""
+        """Read the row group's texts; documents without text are skipped."""
         import pyarrow as pa
         from pyarrow import parquet
 
@@ -86,7 +86,7 @@ class RowGroup(NamedTuple):
             with arrow_input(self.path) as opened, parquet.ParquetFile(opened) as file:
                 table = file.read_row_group(self.group, [n for n in _COLUMNS if n in file.schema_arrow.names])
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{self.path}: not readable as a shard of documents ({error}): make it again") from error
+            raise DataError(f"{self.path}: not readable as a document shard ({error}); create it again") from error
         batches = table.combine_chunks().to_batches()
         if not batches:
             return chunk_of_texts([])

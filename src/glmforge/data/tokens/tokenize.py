@@ -87,7 +87,7 @@ def tokenize_corpus(
     if num_workers < 1:
         raise DataError(f"num_workers {num_workers}: must be at least 1")
     if not 0 <= verify <= 1:
-        raise DataError(f"verify {verify}: a share is from 0 to 1")
+        raise DataError(f"verify {verify}: must be between 0 and 1")
     tokenizer = Tokenizer.load(tokenizer_dir)
     num_text_bytes = 0
     work = chunks_of(documents, selection, BATCH_CHARACTERS)
@@ -139,6 +139,6 @@ def _verify(
         ids = tokens[ends[document] - lengths[document] : ends[document] - 1]
         if ids.tolist() != tokenizer.encode(text):
             raise DataError(
-                f"document {chunk.ids[document]}: the fast encoder's ids are not those of 'tokenizers': report the "
-                "text, and encode with numba uninstalled until it is mended"
+                f"document {chunk.ids[document]}: the fast encoder's IDs differ from those of 'tokenizers'; please "
+                "report the text, and uninstall numba until this is fixed"
             )

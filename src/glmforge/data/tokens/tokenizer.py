@@ -69,7 +69,7 @@ class Tokenizer:
         self.chat_template = chat_template
         self.padded_vocab_size = self.vocab_size if padded_vocab_size is None else padded_vocab_size
         if self.padded_vocab_size < self.vocab_size:
-            raise DataError(f"{PADDED_SIZE_KEY} {self.padded_vocab_size:,} has no room for {self.vocab_size:,} tokens")
+            raise DataError(f"{PADDED_SIZE_KEY} {self.padded_vocab_size:,} is less than the {self.vocab_size:,} tokens")
         self._control_ids = {token.content: index for index, token in self._full.get_added_tokens_decoder().items()}
         ids = {token: self._full.token_to_id(token) for token in SPECIAL_TOKENS}
         self._special_ids = {token: index for token, index in ids.items() if index is not None}
@@ -85,7 +85,7 @@ class Tokenizer:
             DataError: the directory is missing, its files cannot be read, or it is not a GLM tokenizer.
         """
         path = Path(directory) / TOKENIZER_FILE
-        fix = "make one with 'glmforge data tokenizer', or give the directory of a GLM checkpoint"
+        fix = "create one with 'glmforge data tokenizer', or pass a GLM checkpoint directory"
         if kind_of(path, error=DataError) is None:
             raise DataError(f"{shown(path)}: no such file: {fix}")
         text = read_tokenizer_json(path)
@@ -161,12 +161,12 @@ class Tokenizer:
         try:
             from glmforge.data.tokens.fast_encoder import FastEncoder, UnsupportedTokenizer
         except ModuleNotFoundError as error:
-            _log.info("encoding with 'tokenizers': the faster encoder needs the package %s", error.name)
+            _log.info("encoding with 'tokenizers'; the faster encoder needs the package %s", error.name)
             return None
         try:
             return FastEncoder.of(self._plain_json, self.encode_batch_with_library)
         except UnsupportedTokenizer as error:
-            _log.warning("encoding with 'tokenizers', the faster encoder does not fit this tokenizer: %s", error)
+            _log.warning("encoding with 'tokenizers'; the faster encoder does not support this tokenizer: %s", error)
             return None
 
     def _has_much_to_do(self, num_bytes: int) -> bool:
@@ -210,7 +210,7 @@ class Tokenizer:
         return ids
 
     def id_to_token(self, index: int) -> str:
-        """The token's own spelling: one character per byte for a learnt token, the text of a special one."""
+        """The token's own spelling: one character per byte for a trained token, the text of a special one."""
         token = self._full.id_to_token(index) if index >= 0 else None
         if token is None:
             raise DataError(f"token id {index} is not in the vocabulary of {self.vocab_size:,}")

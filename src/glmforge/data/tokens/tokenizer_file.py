@@ -51,7 +51,7 @@ def read_tokenizer_json(path: Path) -> str:
 def parse_tokenizer_json(text: str) -> dict[str, Any]:
     """The content of a tokenizer.json that describes a byte-level BPE with GLM's split rule. Raises `DataError`.
 
-    Its post-processor, which would add tokens to a text, is left out: the chat template does that.
+    Its post-processor, which would add tokens to a text, is omitted: the chat template does that.
     """
     content = parse_json(text, dict, source=TOKENIZER_FILE, error=DataError, max_values=_MAX_VALUES)
     model = _section(content, "model")
@@ -94,7 +94,7 @@ def read_padded_size(directory: Path) -> int | None:
         return None
     size = _read_config(directory).get(PADDED_SIZE_KEY)
     if size is not None and (type(size) is not int or not 0 <= size <= 2 * MAX_TOKENS):
-        raise DataError(f"{directory / CONFIG_FILE}: {PADDED_SIZE_KEY} {_shown(size)} is no number of rows")
+        raise DataError(f"{directory / CONFIG_FILE}: {PADDED_SIZE_KEY} {_shown(size)} is not a row count")
     return size
 
 
@@ -109,7 +109,7 @@ def _check_vocabulary(vocabulary: object) -> None:
     if not isinstance(vocabulary, dict) or not vocabulary:
         raise DataError("model.vocab is not a table of tokens")
     if len(vocabulary) > MAX_TOKENS:
-        raise DataError(f"model.vocab has {len(vocabulary):,} tokens, at most {MAX_TOKENS:,} can be read")
+        raise DataError(f"model.vocab has {len(vocabulary):,} tokens, at most {MAX_TOKENS:,} are supported")
     ids = vocabulary.values()
     if any(type(index) is not int for index in ids) or not 0 <= min(ids) <= max(ids) < len(ids) == len(set(ids)):
         raise DataError("the ids in model.vocab are not 0, 1, 2 ... each once")
@@ -132,7 +132,7 @@ def _check_added_tokens(tokens: object) -> None:
     for token in tokens:
         text = token.get("content") if isinstance(token, dict) else None
         if not isinstance(text, str) or not 0 < len(text) <= _MAX_TOKEN_CHARACTERS:
-            raise DataError(f"added_tokens has {_shown(token)}, which is no token")
+            raise DataError(f"added_tokens has {_shown(token)}, which is not a token")
         index = token.get("id")
         if type(index) is not int or not 0 <= index < MAX_TOKENS + _MAX_ADDED_TOKENS:
             raise DataError(f"added_tokens: the id of {_shown(text)} is {_shown(index)}")
@@ -140,7 +140,7 @@ def _check_added_tokens(tokens: object) -> None:
 
 def _check_split_rule(rule: object) -> None:
     if not isinstance(rule, dict):
-        raise DataError("pre_tokenizer is none, GLM's is a split rule and ByteLevel")
+        raise DataError("pre_tokenizer is null, GLM's is a split rule and ByteLevel")
     parts = rule.get("pretokenizers") if rule.get("type") == "Sequence" else [rule]
     if not isinstance(parts, list) or len(parts) > 2:
         raise DataError("pre_tokenizer is not GLM's")

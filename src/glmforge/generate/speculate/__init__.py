@@ -8,7 +8,7 @@ chosen one is not the drafted one: what was computed behind it is of no use, and
 
 **A draft is accepted if it is the token that the sampler chooses.** The sampler's draw is a function of the seed, the
 sample and the place, not of the drafts, so every request has the very tokens that it has without drafts: greedy or
-sampled, under penalties, grammars and stop strings, whatever the drafter, the load or the number of drafts.
+sampled, under penalties, grammars and stop strings, regardless of the drafter, the load or the number of drafts.
 
 That is our departure from Leviathan et al. (2023, arXiv 2211.17192) and Chen et al. (2023, arXiv 2302.01318), who
 accept a draft of probability q with probability min(1, p / q), and draw from what is left of p otherwise. It keeps the

@@ -30,10 +30,10 @@ class Drafter(Protocol):
     """Guesses at tokens to come. A poor guess costs time and changes no token."""
 
     def draft(self, computed: Items[Computed], lengths: Mapping[Sequence, int]) -> None:
-        """Set `drafts` of each sequence in `lengths` to at most so many tokens.
+        """Set `drafts` of each sequence in `lengths` to at most this many tokens.
 
         Args:
             computed: all that the step computed whose sequence still has pages.
-            lengths: at least 1 each; the sequences are among `computed`, and have pages for so many more tokens.
+            lengths: at least 1 each; the sequences are among `computed`, and have pages for this many more tokens.
         """
         ...

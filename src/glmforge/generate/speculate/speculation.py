@@ -2,7 +2,7 @@
 
 Checking a draft is cheap while a step reads weights for few tokens, and costs as much as any other token where it
 computes many. So the drafts of a step are bounded over all sequences: the more of them decode, the fewer each has.
-Drafts take room and pages that nobody else needs in the next step: they neither hold up a prompt that runs nor take a
+Drafts take room and pages that nothing else needs in the next step: they neither hold up a prompt that runs nor take a
 page that another sequence would have to give back for it.
 """
 

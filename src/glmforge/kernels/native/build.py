@@ -46,7 +46,7 @@ def library() -> ctypes.CDLL | None:
         reason = f"'{_compiler()}' failed: {(error.stderr.strip() or str(error)).splitlines()[0]}"
     except OSError as error:
         reason = str(error)
-    logger.warning("native kernels: %s. Plain PyTorch generates instead, several times slower", reason)
+    logger.warning("native kernels unavailable: %s. Falling back to plain PyTorch, several times slower", reason)
     return None
 
 
@@ -55,7 +55,7 @@ def _loaded() -> ctypes.CDLL:
     try:
         make_private(cache)
     except OSError as error:
-        logger.warning("native kernels: compiled for this process alone: %s", error)
+        logger.warning("native kernels: compiled for this process only: %s", error)
         with tempfile.TemporaryDirectory() as folder:
             return ctypes.CDLL(str(_compiled(Path(folder))))
     return ctypes.CDLL(str(_compiled(cache)))
@@ -76,7 +76,7 @@ def _compiled(folder: Path) -> Path:
 
 
 def _kept(folder: Path, name: str) -> Path | None:
-    """The file of this name that is as it was when it was made, if there is one; others are no library of ours."""
+    """The file of this name that is as it was when it was made, if there is one; others are no library of glmforge."""
     for path in sorted(folder.glob(f"{name}-*.so")):
         found = path.lstat()
         is_ours = found.st_uid in {os.geteuid(), 0} and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -86,7 +86,7 @@ def _kept(folder: Path, name: str) -> Path | None:
 
 
 def _compile(source: Path, folder: Path, name: str) -> Path:
-    logger.info("native kernels: compiling, which takes some seconds and is done once")
+    logger.info("native kernels: compiling once, takes some seconds")
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / "library.so"
         command = [*shlex.split(_compiler()), *_OPTIONS, "-shared", "-fPIC", str(source), "-o", str(made)]
@@ -100,10 +100,10 @@ def _compiler() -> str:
 
 
 def _target() -> str:
-    """What the compiler says of itself and of the processor. Raises `OSError` where there is none."""
+    """What the compiler says of itself and of the processor. Raises `OSError` if none is found."""
     words = shlex.split(_compiler())
     if shutil.which(words[0]) is None:
-        raise FileNotFoundError(f"there is no C++ compiler '{_compiler()}'; install g++, or name one in CXX")
+        raise FileNotFoundError(f"C++ compiler '{_compiler()}' not found; install g++, or set CXX")
     describe = [*words, "-march=native", "-dM", "-E", "-x", "c++", os.devnull]
     return subprocess.run(describe, capture_output=True, text=True, check=True).stdout
 

@@ -1,6 +1,6 @@
 """All decoder layers of a step in one call of the native kernels, and the head in another.
 
-A layer's weights are handed over as addresses: whoever makes a `Layer` keeps the tensors alive, and makes it anew where
+A layer's weights are handed over as addresses: the owner of a `Layer` keeps the tensors alive, and rebuilds it where
 they have moved.
 
 Shapes: T tokens, D hidden_size, R rotary dims, L wanted tokens, V vocab_size, K experts of a token.
@@ -26,7 +26,7 @@ WEIGHTS = (
 class Layer(ctypes.Structure):
     """Sizes and addresses of a layer: `width` is that of the dense MLP or of the shared experts, `num_experts` is 0 in
     a dense layer, an address is None where the model has no such weight. With `router_in_float` the router's is float32
-    whatever the others are."""
+    independent of the others."""
 
     _fields_ = (
         *((name, c_int64) for name in (*SIZES, "expert_width")),

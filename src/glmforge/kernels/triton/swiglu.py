@@ -44,7 +44,7 @@ def swiglu(gate_up_N2I: Tensor, weights_N: Tensor | None) -> Tensor:
 
 @torch.library.custom_op("glmforge::swiglu_backward", mutates_args=())
 def swiglu_backward(gate_up_N2I: Tensor, weights_N: Tensor | None, grad_NI: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of `gate_up_N2I` and of the weights, of which there are none if there is no weight."""
+    """Gradients of `gate_up_N2I` and of the weights, the latter only with weights."""
     gate_up_N2I, grad_NI = _rows(gate_up_N2I), _rows(grad_NI)
     num_rows, width = grad_NI.shape
     grad_N2I = torch.empty_like(gate_up_N2I, memory_format=torch.contiguous_format)

@@ -56,9 +56,9 @@ def predicted_phases(
 def phases_at(
     config: RunConfig, world_size: int, machine: Machine, utilisation: float, stage: TrainingStage = PRETRAINING
 ) -> list[PhaseTime]:
-    """Every phase at this share of the devices' bf16 peak (MFU), whatever the layout."""
+    """Every phase at this share of the devices' bf16 peak (MFU), regardless of the layout."""
     if not 0 < utilisation <= 1:
-        raise ConfigError(f"--mfu: {utilisation:g} is no share of a peak; give one such as 0.3")
+        raise ConfigError(f"--mfu: {utilisation:g} must be between 0 and 1, such as 0.3")
     rate = world_size * machine.accelerator.bf16_flops * utilisation
     return [_phase(config, phase, stage, model_flops(config, phase, stage) / rate) for phase in config.phases]
 
@@ -102,7 +102,7 @@ def _without_checkpoints(step: StepTime) -> float:
 
 
 def _sent(step: StepTime, times: float) -> dict[str, LinkBytes]:
-    """What all ranks send in so many steps. A ramp's smaller batches count as parts of full ones."""
+    """What all ranks send in this many steps. A ramp's smaller batches count as parts of full ones."""
     found: dict[str, LinkBytes] = {}
     for pp_rank in range(step.layout.pp):
         for link in step.links_at(pp_rank):

@@ -18,7 +18,7 @@ from glmforge.plan.time.overheads import INTERVAL
 _MONTH = 30 * DAY
 _TB = 1e12
 _NO_PROGRESS = 1e-3
-"""Goodput of a job that nobody would wait for."""
+"""Goodput below which a job makes no useful progress."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +189,7 @@ def _phase_cost(time: PhaseTime, failures: Failures, interval_steps: int, rates:
     best = max(1, round(failures.best_interval() / step))
     best_goodput = failures.goodput(best * step)
     if goodput < _NO_PROGRESS:
-        problem = f"fails every {failures.mtbf_seconds:,.0f} s, too often to come from one checkpoint to the next"
+        problem = f"fails every {failures.mtbf_seconds:,.0f} s, too often to get from one checkpoint to the next"
         endless = replace(time, seconds=None, problem=problem)
         return PhaseCost(endless, None, 0.0, best, best_goodput, 0.0, None, None)
     seconds = time.seconds / goodput

@@ -18,14 +18,14 @@ class CostSettings(Strict):
 
     dollars_per_gpu_hour: NonNegativeFloat | None = Field(default=None, description="None: the table of prices")
     priced_on: str | None = Field(default=None, description="date of that price, shown beside it")
-    dollars_per_kwh: NonNegativeFloat = Field(default=0.0, description="0: power is part of the GPU-hour's price")
+    dollars_per_kwh: NonNegativeFloat = Field(default=0.0, description="0: included in the price of a GPU-hour")
     dollars_per_tb_month: NonNegativeFloat = Field(default=0.0, description="of checkpoints; 0: as above")
     other_dollars: dict[str, NonNegativeFloat] = Field(default={}, description="lump sums, by name")
     node_power_factor: PositiveFloat = Field(
-        default=1.82, description="a node's power by that of its GPUs; a DGX H100 draws up to 10.2 kW for 8 x 700 W"
+        default=1.82, description="node power over its GPUs' power; a DGX H100 draws up to 10.2 kW for 8 x 700 W"
     )
     power_usage_effectiveness: PositiveFloat = Field(
-        default=1.25, description="the data centre's power by that of its nodes; a guess between good and average ones"
+        default=1.25, description="data-centre power over node power (PUE); an estimate between good and average"
     )
     gpu_mtbf_hours: PositiveFloat = Field(
         default=50_700,
@@ -33,18 +33,18 @@ class CostSettings(Strict):
         "16,384 H100 (arXiv 2407.21783, section 3.3.4)",
     )
     restart_seconds: NonNegativeFloat = Field(
-        default=600, description="from a failure to the first step, without loading the checkpoint; a guess"
+        default=600, description="from a failure to the first step, without loading the checkpoint; an estimate"
     )
     storage_bytes_per_second: PositiveFloat = Field(
         default=0.67e9,
-        description="of shared storage for each node, when all write or read; Llama 3's sustains 2 TB/s for some 3,000",
+        description="of shared storage per node, when all read or write; Llama 3's sustains 2 TB/s for some 3,000",
     )
     seconds_per_save: NonNegativeFloat = Field(
-        default=1.0, description="that training waits for a save in the background beside the copy to the host; a guess"
+        default=1.0, description="training stall per asynchronous save, besides the copy to the host; an estimate"
     )
     disk_bytes: PositiveInt | None = Field(
         default=None,
-        description="room for checkpoints; None: what is free on this machine where they will be written",
+        description="space for checkpoints; None: free space on this machine at their destination",
     )
 
 

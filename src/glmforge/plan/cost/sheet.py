@@ -1,6 +1,6 @@
 """Budgets as users' guides print them, to the dollar, and what they imply.
 
-A sheet multiplies GPUs by days by a price and adds lump sums. What it leaves out is how fast the GPUs would have to be:
+A sheet multiplies GPUs by days by a price and adds lump sums. What it omits is how fast the GPUs would have to be:
 that follows from the tokens of the run, and stands beside what 20, 30 and 40 % of the peak would take.
 """
 
@@ -78,7 +78,7 @@ SHEETS = {
             30,
             3.00,
             other_price=2.50,
-            other_reason="the guide's price of an H800 on 8,192, not of an H100",
+            other_reason="the guide's price is for an H800, not an H100",
         ),
     )
 }
@@ -87,9 +87,9 @@ guide gives as $138K at the price of an H100."""
 
 
 def find_sheet(name: str) -> Sheet:
-    """Raises `ConfigError` for what is none."""
+    """Raises `ConfigError` for invalid values."""
     if name not in SHEETS:
-        raise ConfigError(f"--sheet: '{name}' is none; there are {', '.join(SHEETS)}")
+        raise ConfigError(f"--sheet: unknown sheet '{name}'; choose one of {', '.join(SHEETS)}")
     return SHEETS[name]
 
 
@@ -100,9 +100,9 @@ def sheet_rows(config: RunConfig, sheet: Sheet, predicted_seconds: float | None)
     """
     flops = sum(model_flops(config, phase) for phase in config.phases)
     peak = sheet.num_gpus * find_machine(sheet.gpu).accelerator.bf16_flops
-    days = {f"as said: {sheet.days:g} days": sheet.days}
+    days = {f"as given: {sheet.days:g} days": sheet.days}
     if sheet.training_days != sheet.days:
-        days[f"as said: {sheet.training_days:g} days of training"] = sheet.training_days
+        days[f"as given: {sheet.training_days:g} days of training"] = sheet.training_days
     days |= {f"at {share:.0%} of the peak": flops / (share * peak) / DAY for share in HYPOTHETICAL}
     if predicted_seconds is not None:
         days["our prediction"] = predicted_seconds / DAY

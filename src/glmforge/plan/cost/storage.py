@@ -30,12 +30,12 @@ class Storage:
     Attributes:
         weights: of one checkpoint, parameters and buffers.
         optimizer: of one checkpoint.
-        lasting_kept: lasting checkpoints that are there when the run ends.
+        lasting_kept: permanent checkpoints that are there when the run ends.
         lasting_saves: that the run writes in all.
         ephemeral_kept: on the nodes' own disks if `is_local`, else on shared storage.
         ephemeral_saves: that the run writes in all.
         is_local: every checkpoint is written to the nodes' own disks first.
-        token_shards: the run's tokens as ids on a disk; less where sources are gone through more than once.
+        token_shards: the run's tokens as ids on a disk; less where sources are passed through more than once.
     """
 
     weights: int
@@ -71,12 +71,12 @@ class Storage:
 
 
 def storage_of(config: RunConfig, stage: TrainingStage = PRETRAINING) -> Storage:
-    """Of the whole run, whatever its layout. Of a model that is adapted, checkpoints hold the adapters only."""
+    """Of the whole run, regardless of its layout. Of a model that is adapted, checkpoints hold the adapters only."""
     settings, steps = config.checkpoint, config.num_steps
     tables = [_saved(config.model, role) for role in stage.roles if role.is_trained]
     states = [state for table in tables for state in optimizer_states(table, config.optim).values()]
     optimizer = sum(math.prod(shape) * _BYTES[dtype] for shape, dtype in states)
-    saves = _lasting_saves(settings, steps)
+    saves = _permanent_saves(settings, steps)
     ephemeral = _ephemeral_saves(settings, steps)
     rounded = [held_in_bf16(table, config.optim, config.precision) for table in tables]
     per_id = 2 if config.model.vocab_size <= _SMALL_VOCABULARY else 4
@@ -103,7 +103,7 @@ def _saved(model: ModelConfig, role: Role) -> ParameterTable:
 
 
 def restart_interval(settings: CheckpointConfig, num_steps: int) -> int:
-    """Steps between the checkpoints that a run goes back to after losing a node; all steps if there are none.
+    """Steps between the checkpoints that a run goes back to after losing a node, or all steps.
 
     What lies on nodes' own disks is lost with a node.
     """
@@ -119,14 +119,14 @@ def room_for(directory: Path, disk_bytes: int | None = None) -> tuple[int, str]:
     return shutil.disk_usage(place).free, f"are free at {place} on this machine"
 
 
-def _lasting_saves(settings: CheckpointConfig, num_steps: int) -> int:
+def _permanent_saves(settings: CheckpointConfig, num_steps: int) -> int:
     every = settings.every_steps
     regular = num_steps // every if every else 0
     return regular + (settings.save_final and not (every and num_steps % every == 0))
 
 
 def _ephemeral_saves(settings: CheckpointConfig, num_steps: int) -> int:
-    """A step that is due for both kinds gets a lasting one."""
+    """A step that is due for both kinds gets a permanent one."""
     often, rarely = settings.ephemeral_every_steps, settings.every_steps
     if often is None:
         return 0

@@ -80,5 +80,5 @@ def adapter_lines(summary: AdapterSummary) -> Sequence[str]:
     lines += [f"{name}: trained whole, {size:,}" for name, size in summary.saved.items()]
     return [
         *lines,
-        f"trained in all: {summary.trained:,} in {summary.tensors:,} tensors, {summary.share:.3%} of the model",
+        f"trainable: {summary.trained:,} in {summary.tensors:,} tensors, {summary.share:.3%} of the model",
     ]

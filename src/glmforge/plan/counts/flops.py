@@ -47,7 +47,9 @@ def train_flops_per_token(
 
 
 def forward_flops_per_token(config: ModelConfig, mean_attended: float, with_head: bool = True) -> float:
-    """FLOPs of a forward pass per token, as in `train_flops_per_token`; the head is left out of a prefill's most."""
+    """FLOPs of a forward pass per token, as in `train_flops_per_token`; the head is skipped for most tokens of a
+    prefill.
+    """
     counts = count_parameters(config)
     return 2 * (counts.trunk_matmul + counts.head.matrices * with_head + _attended(config, mean_attended, 0))
 
@@ -73,7 +75,7 @@ def role_flops_per_token(
 
 
 def _not_computed(config: ModelConfig, mean_attended: float, has_mtp: bool, role: Role, optim: OptimConfig) -> float:
-    """What a step that trains everything would compute besides, per token: gradients that nobody asks for."""
+    """What a step that trains everything would compute besides, per token: gradients that are not needed."""
     gradients = Gradients.of(config, optim, role)
     if gradients.is_whole:
         return 0

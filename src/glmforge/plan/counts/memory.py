@@ -46,7 +46,7 @@ def training_state(config: ModelConfig, optim: OptimConfig, stage: TrainingStage
     """Bytes of weights, fp32 gradients and the states that each group's optimizer declares, of all the stage's models.
 
     Weights are fp32 masters of what the stage trains, and bf16 otherwise. Scalars beside a parameter (its number of
-    steps) are left out. What a rule freezes has neither gradient nor state.
+    steps) are omitted. What a rule freezes has neither gradient nor state.
     """
     states = [role_state(config, optim, role) for role in stage.roles]
     return TrainingState(*(sum(sizes) for sizes in zip(*map(astuple, states), strict=True)))

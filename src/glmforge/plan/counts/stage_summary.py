@@ -17,7 +17,7 @@ class RoleSummary:
 
     Attributes:
         parameters: elements that it holds, buffers included.
-        trained: elements that change, in so many tensors.
+        trained: elements that change, in this many tensors.
         flops_per_token: of a training step.
     """
 

@@ -1,6 +1,6 @@
 """A user's own measured points: `glmforge plan --calibrate FILE`.
 
-The file is JSON of this form, in seconds and bytes; what was not measured is left out:
+The file is JSON of this form, in seconds and bytes; what was not measured is omitted:
 
     {"device": "NVIDIA H200",
      "matmuls": [{"m": 8192, "n": 8192, "k": 8192, "dtype": "bf16", "seconds": 0.0014}],
@@ -135,8 +135,8 @@ class Calibration:
         bandwidth = self.points.copy_bandwidth
         if rates["bf16"] is None or bandwidth is None or self.memory_bytes is None:
             raise ConfigError(
-                f"--calibrate: '{shown(self.device)}' is no known GPU, and its points are not all that is needed of an "
-                "unknown one: give bf16 matmuls, copies and memory_bytes, or --gpu"
+                f"--calibrate: '{shown(self.device)}' is an unknown GPU, and its points are not sufficient to "
+                "describe it; add bf16 matmuls, copies and memory_bytes, or pass --gpu"
             )
         accelerator = Accelerator(
             name=self.device,
@@ -197,7 +197,7 @@ def make_calibration(file: CalibrationFile, source: str) -> Calibration:
 def _of_gpu_benchmark(content: dict[str, Any], path: Path) -> dict[str, Any]:
     """The points in results of `benchmarks/gpu`: of its ceilings alone, or of a part."""
     if content.get("dry"):
-        raise ConfigError(f"{shown(path)}: is of a dry run on a CPU, which measures no GPU; give another file")
+        raise ConfigError(f"{shown(path)}: is from a dry run on a CPU, not from a GPU; pass another file")
     try:
         if "figures" in content:
             device, ceilings = content["device"]["name"], content["ceilings"]
@@ -209,7 +209,7 @@ def _of_gpu_benchmark(content: dict[str, Any], path: Path) -> dict[str, Any]:
         copies = [{"bytes": _COPIED_BYTES, "seconds": _COPIED_BYTES / bandwidth}]
     except (KeyError, TypeError, AttributeError, ZeroDivisionError):
         raise ConfigError(
-            f"{shown(path)}: looks like results of benchmarks/gpu, but its ceilings or figures are not as those are"
+            f"{shown(path)}: looks like results of benchmarks/gpu, but its ceilings or figures have another format"
         ) from None
     return {"device": device, "matmuls": [square, *grouped], "copies": copies}
 

@@ -4,7 +4,7 @@
     bf16_tflops: 989                      gbits_per_gpu: 400        # or gbits_per_node, shared by its GPUs
     memory_gb: 80                         latency_us: 3
     memory_gb_per_s: 3350
-    nvlink_gb_per_s: 900                  # both ways together, as data sheets have it; left out: none
+    nvlink_gb_per_s: 900                  # both ways together, as data sheets have it; omitted: none
 
 Figures are the maker's, for dense matrices: a sparse peak is twice what any run can use.
 """
@@ -32,14 +32,17 @@ class AcceleratorDescription(Strict):
 
     name: str = _NAME
     bf16_tflops: float = Field(gt=0, le=50_000, description="dense bf16 TFLOP/s")
-    fp8_tflops: float | None = Field(default=None, gt=0, le=100_000, description="dense fp8 TFLOP/s; left out: no fp8")
+    fp8_tflops: float | None = Field(default=None, gt=0, le=100_000, description="dense fp8 TFLOP/s; default: no fp8")
     fp32_tflops: float | None = Field(
-        default=None, gt=0, le=5_000, description="fp32 TFLOP/s without tensor cores; left out: a sixteenth of bf16"
+        default=None, gt=0, le=5_000, description="fp32 TFLOP/s without tensor cores; default: 1/16 of bf16"
     )
     memory_gb: float = Field(gt=0, le=10_000, description="device memory, 1 GB = 10^9 bytes")
     memory_gb_per_s: float = Field(gt=0, le=200_000, description="bandwidth of the device memory")
     nvlink_gb_per_s: float | None = Field(
-        default=None, gt=0, le=50_000, description="to the other devices of a node, both ways together; left out: none"
+        default=None,
+        gt=0,
+        le=50_000,
+        description="to the other devices of a node, both directions together; default: none",
     )
     power_w: float | None = Field(default=None, gt=0, le=50_000, description="watts at full load")
     processors: int | None = Field(default=None, gt=0, le=100_000, description="streaming multiprocessors")
@@ -68,7 +71,7 @@ def is_file_name(name: str) -> bool:
 
 
 def read_accelerator(path: str | Path) -> Accelerator:
-    """The device that a file describes. Raises `ConfigError` naming file, line, key and mend."""
+    """The device that a file describes. Raises `ConfigError` naming file, line, key and fix."""
     found = _read(AcceleratorDescription, path)
     return Accelerator(
         name=found.name,
@@ -85,7 +88,7 @@ def read_accelerator(path: str | Path) -> Accelerator:
 
 
 def read_network(path: str | Path) -> Network:
-    """The network that a file describes. Raises `ConfigError` naming file, line, key and mend."""
+    """The network that a file describes. Raises `ConfigError` naming file, line, key and fix."""
     found = _read(NetworkDescription, path)
     gbits = found.gbits_per_gpu if found.gbits_per_node is None else found.gbits_per_node
     assert gbits is not None, "the description has one of the two"

@@ -6,7 +6,8 @@ and H100 in NVLink only). Memory and bandwidth count 1 GB as 10^9 bytes; the dri
 
 A device is found by the name that `torch.cuda.get_device_name()` gives it, the whole name: a laptop's RTX 4090 is no
 RTX 4090, and a MIG slice no H100. What is not in the table is not known, and nothing is guessed for it. A planner is
-also told short names such as "h100-80gb" (`ALIASES`), or a description in YAML (`glmforge.plan.machine.description`).
+also accepts short names such as "h100-80gb" (`ALIASES`), or a description in YAML
+(`glmforge.plan.machine.description`).
 """
 
 import re

@@ -1,4 +1,4 @@
-"""The machine that a job runs on: a kind of GPU, so many of them to a node, and a network between nodes."""
+"""The machine that a job runs on: a kind of GPU, this many of them to a node, and a network between nodes."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -91,7 +91,7 @@ def find_machine(gpu: str, network: str = "ib400", ranks_per_node: int = 8) -> M
     if accelerator is None:
         known = ", ".join(row.name for row in ACCELERATORS)
         raise ConfigError(
-            f"--gpu: '{shown(gpu)}' is not known; known are {known}; or give a .yaml file with name, bf16_tflops, "
+            f"--gpu: '{shown(gpu)}' is unknown; choose one of {known}, or pass a .yaml file with name, bf16_tflops, "
             "memory_gb and memory_gb_per_s"
         )
     return Machine(accelerator, link, ranks_per_node)

@@ -47,7 +47,7 @@ def find_network(name: str) -> Network:
     match = re.fullmatch(r"(ib|roce|tcp)(\d+(?:\.\d+)?)", name)
     if match is None or not float(match[2]) > 0:
         raise ConfigError(
-            f"--network: '{name}' is none; give ib, roce (Gb/s for each GPU) or tcp (Gb/s for each node) and a number, "
+            f"--network: unknown network '{name}'; use ib, roce (Gb/s per GPU) or tcp (Gb/s per node) with a number, "
             "such as ib400 or tcp30"
         )
     latency, is_shared, source = _FAMILIES[match[1]]

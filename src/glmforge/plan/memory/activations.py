@@ -39,7 +39,7 @@ class Kept(NamedTuple):
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 _SELECTIVE_ALONE = (False, True)
-"""Results that are kept because they are dear, although no backward pass reads them."""
+"""Results that are kept because they are expensive, although no backward pass reads them."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class LayerActivations:
     """The tensors of the layers of a model under one layout and micro-batch.
 
     `rows`: sequences of the micro-batch; `seq_len`: their tokens, all cp ranks together; `itemsize`: of the compute
-    type; `balance_loss`: whether the routers' scores are asked for; `role`: which model of the stage it is;
+    type; `balance_loss`: whether the routers' scores are requested; `role`: which model of the stage it is;
     `trains_head`: whether the weight of its head has a gradient; `readers`: the maps and norms of layers, by their
     names there, that need their inputs for gradients of their own or their adapters', None being all.
     """

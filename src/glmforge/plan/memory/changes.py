@@ -57,7 +57,7 @@ def helpful_changes(config: RunConfig, world_size: int, *, offload: bool = True,
 
 def words_of(changes: list[Change]) -> str:
     """What each of them leaves to be needed."""
-    return ", ".join(change.words for change in changes) or "no single setting of parallel helps: use more ranks"
+    return ", ".join(change.words for change in changes) or "no single parallel setting helps; use more ranks"
 
 
 def _candidates(config: RunConfig, layout: Layout, *, offload: bool) -> Iterator[tuple[str, object]]:

@@ -58,7 +58,7 @@ class Weight:
 
     @property
     def is_fp32(self) -> bool:
-        """Whether it is gathered in fp32 whatever the compute type is: a router's weight that is held so."""
+        """Whether it is gathered in fp32 regardless of the compute dtype: a router's weight that is held so."""
         return ".mlp.gate." in self.row.name and self.itemsize == FP32
 
 

@@ -1,6 +1,6 @@
 """What to propose where a layout is refused: one that works, not a single changed key that may break another rule.
 
-Layouts that the rules allow are ordered by how little they change: the sizes that were asked for count by the factor
+Layouts that the rules allow are ordered by how little they change: the sizes that were requested count by the factor
 between them. Of the nearest, with a known machine, the fastest that fits its memory is proposed; without one, the
 nearest.
 """
@@ -35,7 +35,7 @@ def with_proposal(
 def propose_settings(
     config: RunConfig, world_size: int, machine: Machine | None = None, phase: str | None = None
 ) -> str | None:
-    """The settings of a layout that works, as they are written on the command line; None if there is none."""
+    """The settings of a layout that works, as they are written on the command line, or None."""
     phases = [one for one in config.phases if phase in (None, one.name)]
     config = config.model_copy(update={"phases": phases or config.phases})
     space = Space(config, world_size, machine.ranks_per_node if machine else _NODE)

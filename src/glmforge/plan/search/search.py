@@ -1,8 +1,8 @@
 """The search for a layout, in three steps that each leave fewer.
 
 1. Of every combination of sizes, under the usual schedule, the least recomputation with which it fits the memory.
-2. Of these the predicted time, those of the smallest lower bound first, until no other can be faster than the best.
-3. The best of them under every schedule, ranked by time; equal times by the simpler layout.
+2. Of these the predicted time, those of the smallest lower bound first, until no other layout can be faster than the
+best. 3. The best of them under every schedule, ranked by time; equal times by the simpler layout.
 
 `glmforge.dryrun.search` then dry-runs the first ones.
 
@@ -112,7 +112,7 @@ def search_layouts(
     fitting = list(search.fitting())
     progress(f"{len(fitting):,} of {search.num_layouts:,} layouts fit {search.limit / 1e9:.0f} GB")
     coarse = sorted(search.fastest(fitting), key=lambda candidate: candidate.order)
-    progress(f"{len(coarse):,} of them timed; no other can be faster")
+    progress(f"{len(coarse):,} of them timed; no other layout can be faster")
     refined = search.refined(coarse[:_REFINED])
     ranked = sorted(_distinct([*coarse, *refined]), key=lambda candidate: candidate.order)
     return SearchResult(machine, world_size, stage, search.limit, tuple(ranked), search.num_layouts, len(fitting))
@@ -215,7 +215,7 @@ class LayoutSearch:
 
 def axes_of(layout: Layout) -> Axes:
     """The sizes of a layout whose micro-batches have one."""
-    assert layout.micro_batch_size is not None, "a search names the size of micro-batches"
+    assert layout.micro_batch_size is not None, "a search sets the micro-batch size"
     return Axes(
         layout.pp, layout.dp_replicate, layout.dp_shard, layout.cp, layout.tp, layout.ep, layout.micro_batch_size
     )

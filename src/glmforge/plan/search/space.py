@@ -2,7 +2,7 @@
 
 All combinations of sizes that divide what they have to divide: axes of the grid, expert parallelism, micro-batches, and
 beyond these the schedule and what is computed again. The rules themselves are `glmforge.config.layout`'s, which every
-layout given here obeys; what is left out beforehand is left out because it could not obey them, or because no machine
+layout given here obeys; what is omitted beforehand is omitted because it could not obey them, or because no machine
 has a use for it (a matrix or a sequence in hundreds of parts).
 """
 
@@ -19,7 +19,7 @@ RECOMPUTATIONS = ("none", "selective", "full")
 """From the fastest to the smallest."""
 SCHEDULES = ("1f1b", "gpipe", "interleaved_1f1b", *SPLIT_SCHEDULES)
 """Those worth trying. gpipe keeps the activations of all micro-batches and is no faster than 1f1b: it is for fewer
-micro-batches than pipeline ranks, which 1f1b refuses. looped_bfs is for nobody."""
+micro-batches than pipeline ranks, which 1f1b refuses. looped_bfs never pays off."""
 
 _MOST = {"pp": 64, "cp": 16, "micro_batch_size": 8}
 _MOST_EP = 64
@@ -96,7 +96,7 @@ class Space:
         return all(width % tp == 0 for width in widths)
 
     def schedules(self, pp: int) -> tuple[str, ...]:
-        """The schedules that a pipeline of so many ranks can have; the run's own, which nobody looks at, without.
+        """The schedules that a pipeline of this many ranks can have; the run's own, which is not compared, without.
 
         torch refuses to split the backward passes of compiled layers.
         """

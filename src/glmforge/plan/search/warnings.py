@@ -21,7 +21,7 @@ MOST_IDLE = 0.25
 
 
 def layout_warnings(config: RunConfig, layout: Layout, machine: Machine | None = None) -> list[str]:
-    """One line for each thing about the first phase's layout that nobody would want; on `machine`, if it is known."""
+    """One line for each thing that is bad about the first phase's layout; on `machine`, if it is known."""
     return [
         *_of_micro_batches(config, layout),
         *_of_pipeline(config, layout),
@@ -38,14 +38,14 @@ def _of_micro_batches(config: RunConfig, layout: Layout) -> Iterator[str]:
         yield (
             f"parallel.micro_batch_size: {layout.micro_batch_size} makes {number:,} micro-batches of every data rank's "
             f"{share:,} sequences, one after another: with {layout.data_ranks:,} data ranks for "
-            f"{phase.batch_size:,} sequences the job is small for its batch; take larger micro-batches, less cp, tp or "
-            f"pp, more GPUs, or a smaller batch"
+            f"{phase.batch_size:,} sequences the batch is large for this job; use larger micro-batches, less cp, tp "
+            f"or pp, more GPUs, or a smaller batch"
         )
     tokens = share // number * phase.seq_len // layout.cp
     if tokens < LEAST_TOKENS and layout.world_size > 1:
         yield (
             f"phases: a rank has {tokens:,} tokens of a micro-batch, and its matrices are too narrow to keep a GPU "
-            "busy; lower parallel.cp, raise parallel.micro_batch_size, or take a larger batch on fewer GPUs"
+            "busy; lower parallel.cp, raise parallel.micro_batch_size, or use a larger batch or fewer GPUs"
         )
 
 
@@ -58,7 +58,7 @@ def _of_pipeline(config: RunConfig, layout: Layout) -> Iterator[str]:
     bubble = (layout.pp - 1) / (number * stages + layout.pp - 1)
     if bubble > MOST_BUBBLE and schedule not in SPLIT_SCHEDULES:
         yield (
-            f"parallel.pp: {layout.pp} ranks and {number} micro-batches: the pipeline stands still for {bubble:.0%} of "
+            f"parallel.pp: {layout.pp} ranks and {number} micro-batches: the pipeline is idle for {bubble:.0%} of "
             "each step; lower pp, or make micro-batches smaller"
         )
     of_rank = [_work(config, layout, pp_rank) for pp_rank in range(layout.pp)]
@@ -104,4 +104,4 @@ def _of_nodes(layout: Layout, ranks_per_node: int) -> Iterator[str]:
             "cross the network four times; set it to a divisor of that"
         )
     if layout.world_size > ranks_per_node and layout.world_size % ranks_per_node:
-        yield (f"--gpus: {layout.world_size} are no whole nodes of {ranks_per_node}: the last one stands partly idle")
+        yield (f"--gpus: {layout.world_size} do not fill whole nodes of {ranks_per_node}; the last one is partly idle")

@@ -65,7 +65,9 @@ def write_winner(
     nodes as `num_nodes` is allowed to. Raises `ConfigError` where `path` is a file that no search has written.
     """
     if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(HEADER):
-        raise ConfigError(f"{path}: is there and was not written by a search; move it, or name another with --winner")
+        raise ConfigError(
+            f"{path}: exists and was not written by a search; move it, or choose another file with --winner"
+        )
     changed = {text.partition("=")[0].split(".")[0] for text in overrides} - {"parallel"}
     effective = own.model_dump(mode="json")
     content: dict[str, Any] = {"extends": _base(source, path.parent)}

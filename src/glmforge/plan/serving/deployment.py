@@ -145,7 +145,7 @@ def prefill_seconds(deployment: Deployment, length: int) -> float:
 
 
 def largest_batch(deployment: Deployment, length: int, seconds_per_token: float) -> int:
-    """Sequences of `length` tokens that can be served together, each with a token in so many seconds; 0 if none can."""
+    """Sequences of `length` tokens that can be served together at this many seconds per token; may be 0."""
     low, high = 0, min(_MAX_BATCH, deployment.max_sequences(length))
     while low < high:
         middle = (low + high + 1) // 2
@@ -166,7 +166,7 @@ def fewest_gpus(deployment: Deployment, length: int) -> int:
 
 
 def visited_share(model: ModelConfig, tokens: int) -> float:
-    """Of a layer's experts those that any of so many tokens visits, if each chooses by chance."""
+    """Of a layer's experts those that any of this many tokens visits, if each chooses by chance."""
     return float(1 - (1 - model.num_experts_per_tok / model.n_routed_experts) ** tokens)
 
 

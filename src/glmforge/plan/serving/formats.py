@@ -70,13 +70,15 @@ def find_format(name: str) -> WeightFormat:
     for row in WEIGHT_FORMATS:
         if row.name == name.lower():
             return row
-    raise ConfigError(f"--weights: '{name}' is none; known are {', '.join(row.name for row in WEIGHT_FORMATS)}")
+    raise ConfigError(
+        f"--weights: unknown format '{name}'; choose one of {', '.join(row.name for row in WEIGHT_FORMATS)}"
+    )
 
 
 def find_cache_format(name: str) -> CacheFormat:
     """Raises `ConfigError` for an unknown name."""
     if name not in CACHE_FORMATS:
-        raise ConfigError(f"--cache: '{name}' is none; known are {', '.join(CACHE_FORMATS)}")
+        raise ConfigError(f"--cache: unknown format '{name}'; choose one of {', '.join(CACHE_FORMATS)}")
     return CACHE_FORMATS[CACHE_FORMATS.index(name)]
 
 

@@ -16,7 +16,7 @@ from glmforge.plan.stages.stage import TrainingStage
 class PolicyStep:
     """Seconds of a step on all GPUs: rollouts, training, and bringing the new weights to every node.
 
-    `split` is the best division of the GPUs into those that generate and those that train; None if there is none.
+    `split` is the best division of the GPUs into those that generate and those that train, or None.
     """
 
     batch: RolloutBatch

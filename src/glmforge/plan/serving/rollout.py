@@ -87,7 +87,7 @@ class Split:
 
 
 def parse_rollout(text: str) -> RolloutBatch:
-    """From "prompts=64,samples=8,prompt=1024,response=8192,longest=65536"; `longest` may be left out.
+    """From "prompts=64,samples=8,prompt=1024,response=8192,longest=65536"; `longest` may be omitted.
 
     Raises `ConfigError`.
     """
@@ -95,9 +95,9 @@ def parse_rollout(text: str) -> RolloutBatch:
     settings = dict(part.partition("=")[::2] for part in text.split(","))
     for name, value in settings.items():
         if name not in _SETTINGS:
-            raise ConfigError(f"--rollout: '{name}' is no setting; {usage}")
+            raise ConfigError(f"--rollout: unknown setting '{name}'; {usage}")
         if not (value.isascii() and value.isdigit() and 0 < int(value) <= _MOST):
-            raise ConfigError(f"--rollout: {name}='{value}' is no number from 1 to {_MOST:,}; {usage}")
+            raise ConfigError(f"--rollout: {name}='{value}' must be a number from 1 to {_MOST:,}; {usage}")
     if missing := [name for name in _SETTINGS[:-1] if name not in settings]:
         raise ConfigError(f"--rollout: {missing[0]} is missing; {usage}")
     prompts, samples, prompt, response = (int(settings[name]) for name in _SETTINGS[:-1])

@@ -16,7 +16,7 @@ from glmforge.plan.serving.deployment import (
 
 @dataclass(frozen=True)
 class ServingQuestion:
-    """What is to be served: sequences of up to `context` tokens, `length` on average, each with a token in so many
+    """What is to be served: sequences of up to `context` tokens, `length` on average, each with a token in this many
     seconds at the most."""
 
     context: int

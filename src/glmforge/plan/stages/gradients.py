@@ -1,7 +1,7 @@
 """Which gradients a backward pass computes where `optim.rules` freeze parts of the model.
 
 A matrix multiplies once forward, once for its input's gradient and once for its own. A frozen one has no gradient of
-its own; and where nothing that the input comes from is trained, no gradient of the input is asked for either, so that
+its own; and where nothing that the input comes from is trained, no gradient of the input is requested either, so that
 below the lowest trained parameter nothing goes backward. Autograd does it so, and the planner counts alike.
 
 Rules say nothing of adapters: a role that trains adapters has the gradients of all inputs.

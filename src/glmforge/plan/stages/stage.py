@@ -61,8 +61,7 @@ def find_stage(
     if stage is None:
         choices = ", ".join((*STAGES, "lora", *PLANNED_STAGES))
         raise ConfigError(
-            f"--stage: unknown stage '{name}'; choose one of {choices}; for what trains nothing see --rollout and "
-            "--serve"
+            f"--stage: unknown stage '{name}'; choose one of {choices}; without training see --rollout and --serve"
         )
     first, *others = stage.roles(run)
     if policy_models is not None:

@@ -78,8 +78,8 @@ class Ledger:
         return total(row.total for row in self.rows if row.is_update)
 
     def utilisation(self, seconds: float) -> float:
-        """The model's FLOPs in so many seconds as a share of the bf16 peak."""
-        assert self.accelerator is not None, "without a device there is no peak"
+        """The model's FLOPs in this many seconds as a share of the bf16 peak."""
+        assert self.accelerator is not None, "a peak needs a device"
         return self.model_flops / seconds / self.accelerator.bf16_flops
 
 
@@ -116,7 +116,7 @@ def total(costs: Iterable[Cost]) -> Cost:
 
 
 def as_json(ledger: Ledger) -> dict[str, Any]:
-    """Everything, ready for JSON; seconds are left out where the device is not known."""
+    """Everything, ready for JSON; seconds are omitted where the device is not known."""
     device = ledger.accelerator
     found: dict[str, Any] = {
         "gpu": device.name if device else None,

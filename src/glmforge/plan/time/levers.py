@@ -106,28 +106,28 @@ def _of_machine(now: _Change) -> Iterator[_Change]:
     machine, device = now.machine, now.machine.accelerator
     if now.layout.world_size > machine.ranks_per_node:
         faster = machine.network._replace(bandwidth=2 * machine.network.bandwidth)
-        yield replace(now, words="a network twice as fast", machine=replace(machine, network=faster))
+        yield replace(now, words="twice the network bandwidth", machine=replace(machine, network=faster))
     if device.nvlink_bandwidth is not None and now.layout.world_size > 1:
         nearer = device._replace(nvlink_bandwidth=2 * device.nvlink_bandwidth)
-        yield replace(now, words="NVLink twice as fast", machine=replace(machine, accelerator=nearer))
+        yield replace(now, words="twice the NVLink bandwidth", machine=replace(machine, accelerator=nearer))
 
 
 def _settings(config: RunConfig, layout: Layout) -> Iterator[tuple[str, str | None, dict[str, Any]]]:
     """(words, costs, keys of `parallel` with values)."""
     parallel = config.parallel
     if parallel.recompute != "none":
-        yield "nothing computed again", _MORE_MEMORY, {"recompute": "none"}
+        yield "no recomputation", _MORE_MEMORY, {"recompute": "none"}
     if parallel.ep > 1 and parallel.ep_dispatch == "all_to_all":
-        yield "tokens sent once to each node by DeepEP", None, {"ep_dispatch": "deepep"}
+        yield "DeepEP sends tokens once per node", None, {"ep_dispatch": "deepep"}
     if parallel.ep > 1 and not parallel.ep_overlap:
-        yield "half of a micro-batch computed while the other's tokens travel", None, {"ep_overlap": True}
+        yield "overlap half of a micro-batch with the other half's token exchange", None, {"ep_overlap": True}
     if parallel.micro_batch_size is not None:
         size = 2 * parallel.micro_batch_size
         yield f"micro-batches of {size} sequences", _MORE_MEMORY, {"micro_batch_size": size}
     if layout.pp == 1 and layout.fsdp > 1:
-        yield "gradients reduced once a step", _MORE_MEMORY, {"reduce_gradients": "last_micro_batch"}
+        yield "reduce gradients once per step", _MORE_MEMORY, {"reduce_gradients": "last_micro_batch"}
         if parallel.reshards_after_forward:
-            yield "weights kept between the passes", _MORE_MEMORY, {"reshard_after_forward": False}
+            yield "keep gathered weights between passes", _MORE_MEMORY, {"reshard_after_forward": False}
     if layout.pp > 1:
         for schedule in ("interleaved_1f1b", "interleaved_zero_bubble", "zbv"):
             if schedule != parallel.pipeline_schedule:

@@ -4,7 +4,7 @@ Many layers are alike, so a stage's time is that of its pieces, each computed on
 batch and a device, and remembered: a search asks for thousands of layouts with the same layers.
 
 Of a pass, what is computed and what is communicated within a layer (along tp, cp and ep) follow one another; FSDP's
-gathers and reductions run beside them and are put together in `glmforge.plan.time.stage_passes`.
+gathers and reductions run beside them and are assembled in `glmforge.plan.time.stage_passes`.
 """
 
 from collections import Counter, defaultdict
@@ -43,7 +43,7 @@ _CALLS = {"tp": 4, "ep": 2, "cp": 1}
 
 @dataclass(frozen=True)
 class Kernels:
-    """What a rank computes with. `fp8_weight_gradients`: of `fp8_maps` too, as others do and no run of ours."""
+    """What a rank computes with. `fp8_weight_gradients`: of `fp8_maps` too, as others do and no run of glmforge."""
 
     implementation: Implementation
     attention: AttentionKernel

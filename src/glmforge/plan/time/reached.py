@@ -1,6 +1,7 @@
 """What implementations make of an operation: bytes that they move, shares of rates that they reach, what comes next.
 
-Three implementations are told apart: "eager" torch, the "compiled" parts of layers (`parallel.compile`), and "triton",
+Three implementations are distinguished: "eager" torch, the "compiled" parts of layers (`parallel.compile`), and
+"triton",
 the compiled step with the kernels of `glmforge.kernels.triton`. `LEVERS` says what comes after those and what of an
 operation's time should remain then.
 """

@@ -42,7 +42,7 @@ def simulate(
     clocks, times = list(starts), [list[tuple[float, float]]() for _ in orders]
     waiting, progress = list(range(len(orders))), True
     while waiting:
-        assert progress, "a schedule's passes never wait for each other in a circle"
+        assert progress, "passes of a schedule never deadlock"
         progress = False
         for rank in waiting:
             order, mine, clock = orders[rank], times[rank], clocks[rank]

@@ -3,8 +3,8 @@
 FSDP gathers the weights of the next layer while one computes, and reduces the gradients of the layer before; both wait
 while the layer's own communication (tp, cp, ep) uses the links. What does not fit behind the computation is visible,
 what does makes it slower (`BESIDE_COMMUNICATION`), and a step's first gather and last reduction are visible whole. In a
-pipeline weights stay gathered for all micro-batches unless told otherwise, and gradients are reduced after the last
-backward pass, as torch does.
+pipeline weights stay gathered for all micro-batches unless configured otherwise, and gradients are reduced after the
+last backward pass, as torch does.
 """
 
 from collections import Counter, defaultdict

@@ -218,8 +218,8 @@ def _situation(
     for role in stage.roles:
         if role.model is not None and role.model != config.model:
             raise ConfigError(
-                f"stage {stage.name}: role '{role.name}' has a model of another size, and the time of a step is "
-                "predicted for models of one size only; leave --gpu out to see its memory"
+                f"stage {stage.name}: role '{role.name}' has a model of another size, and step time is predicted for "
+                "models of one size only; remove --gpu to see the memory"
             )
     if kernels.fp8_maps and machine.accelerator.fp8_flops is None:
         raise ConfigError(

@@ -43,7 +43,7 @@ class UpdateTime(NamedTuple):
     exchanged: float = 0.0
 
     def plus(self, other: "UpdateTime", times: int) -> "UpdateTime":
-        """This and `other` so many times."""
+        """This and `other` this many times."""
         return UpdateTime(*(mine + times * more for mine, more in zip(self, other, strict=True)))
 
 

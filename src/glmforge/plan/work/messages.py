@@ -23,7 +23,7 @@ from glmforge.plan.work.update_operations import shard_elements, used_elements
 
 
 class Message(NamedTuple):
-    """`times` collectives in a step, of so many bytes each (of the larger of a rank's input and output)."""
+    """`times` collectives in a step, of this many bytes each (of the larger of a rank's input and output)."""
 
     axis: str
     kind: CollectiveKind
@@ -32,7 +32,7 @@ class Message(NamedTuple):
 
 
 def step_messages(config: RunConfig, layout: Layout, pp_rank: int = 0) -> list[Message]:
-    """Of a step of the first phase on a rank of `pp_rank`, those of one size put together."""
+    """Of a step of the first phase on a rank of `pp_rank`, those of one size combined."""
     share = micro_batch_share(config, layout)
     micro_batches = layout.num_micro_batches(config.phases[0])
     found: Counter[tuple[str, CollectiveKind, int]] = Counter()

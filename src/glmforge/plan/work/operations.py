@@ -277,7 +277,7 @@ def done_again(operations: Iterable[Operation], recompute: str) -> Iterator[Oper
     """A layer's operations under `parallel.recompute`: "full" computes all again, "selective" what is no matmul and no
     attention; the compiler's choice under "budget" is counted as none.
 
-    torch ends a recomputation with the last tensor that the backward pass wants, which is what a dense layer's last
+    torch ends a recomputation with the last tensor that the backward pass needs, which is what a dense layer's last
     map reads.
     """
     for operation in operations:

@@ -1,7 +1,7 @@
 """All operations of an optimizer step of one rank, from a run's configuration and layout.
 
-Each sequence is one document unless told otherwise, and the router is balanced. Only `precision.compute: bf16` is
-counted. What the router's balance loss and dropout add is left out, and a head of a
+Each sequence is one document unless configured otherwise, and the router is balanced. Only `precision.compute: bf16` is
+counted. What the router's balance loss and dropout add is omitted, and a head of a
 few outputs.
 """
 
@@ -132,7 +132,7 @@ def role_passes(config: RunConfig, share: Share, content: StageContent, role: Ro
 def _trained(
     role: Role, gradients: Gradients, layer: int, found: Iterable[Operation], *, adapted: bool = True
 ) -> Iterator[Operation]:
-    """The operations as a role that trains runs them, with the gradients that are asked for in `layer`."""
+    """The operations as a role that trains runs them, with the gradients that are requested in `layer`."""
     if gradients.is_whole:
         yield from trained_by(role, found, adapted=adapted)
     else:
@@ -185,7 +185,7 @@ def _mtp(
 
 
 def times(number: int, found: Iterable[Operation]) -> Iterator[Operation]:
-    """Each operation so many times."""
+    """Each operation this many times."""
     for operation in found:
         yield replace(operation, times=operation.times * number)
 

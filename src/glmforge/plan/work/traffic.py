@@ -83,7 +83,7 @@ def step_traffic(
 def _role_traffic(config: RunConfig, layout: Layout, pp_rank: int, role: Role) -> Iterator[tuple[str, int]]:
     share = micro_batch_share(config, layout)
     micro_batches = layout.num_micro_batches(config.phases[0])
-    # In a pipeline weights stay gathered for all micro-batches unless told otherwise.
+    # In a pipeline weights stay gathered for all micro-batches unless configured otherwise.
     gathers = 1 if layout.pp > 1 and not config.parallel.reshards_after_forward else micro_batches
     for content in stages_of_pp_rank(config, layout, pp_rank):
         rows = held_parameters(config, content, role)

@@ -3,7 +3,7 @@
 The plan is made from measured steps and made again whenever the run has stopped. That is honest only with a learning
 rate that does not depend on the total until the total is sure: the demo's schedule is `wsd`, constant for its first
 part. The demo kills its run before the decay begins, so the new plan neither bends the curve that was followed nor
-leaves the decay unfinished. A machine that turns slow after that gets a shorter plan still: the run is told to stop,
+leaves the decay unfinished. A machine that turns slow after that gets a shorter plan still: the run is asked to stop,
 and goes on with fewer steps; the learning rate then falls faster, and never rises again.
 """
 
@@ -14,7 +14,7 @@ from itertools import pairwise
 MIN_STEPS = 12
 """Enough for a checkpoint, a kill and a resume; they teach nothing."""
 USEFUL_STEPS = 100
-"""Below it the model has hardly learnt which tokens are frequent."""
+"""Below it the model has hardly learned which tokens are frequent."""
 MTP_SHARE = 0.1
 """Of the pre-training's steps: the last ones, which train the MTP layer, too, and take longer."""
 SHARE_OF_STEPS = 0.9
@@ -22,7 +22,7 @@ SHARE_OF_STEPS = 0.9
 FINE_TUNING_SHARE = 0.25
 """Of the training time."""
 STARTS_OF_FINE_TUNING = 3
-"""Its start, its evaluation and compiling the kernels of generation take about as long as so many starts."""
+"""Its start, its evaluation and compiling the kernels of generation take about as long as this many starts."""
 KILL_AT_SHARE = 0.4
 KILL_AFTER_CHECKPOINT = 5
 """Steps that are lost by the kill: enough to see, not enough to miss."""

@@ -117,7 +117,7 @@ class Demo:
         documents: Documents
         if self.options.corpus is None:
             documents = library = standard_library_documents()
-            self._screen.say(f"the sources of this Python's own standard library: [b]{library.root}[/b]")
+            self._screen.say(f"the source of this Python's standard library: [b]{library.root}[/b]")
         else:
             documents = read_documents(self.options.corpus)
             self._screen.say(f"[b]{self.options.corpus}[/b]")
@@ -127,7 +127,7 @@ class Demo:
             self._screen.say(f"{counted(count, 'document')}, {format_bytes(size)} {what}")
         if not all(count for count, _ in sizes):
             raise GlmforgeError(
-                f"{self.options.corpus}: too few documents to hold some out; give a corpus of a hundred files or more"
+                f"{self.options.corpus}: too few documents for a held-out set; use a corpus of at least a hundred files"
             )
         return train, held_out
 
@@ -166,19 +166,19 @@ class Demo:
         return float(evaluations[-1]["bits_per_byte"])
 
     def show_fine_tuning(self, config: RunConfig) -> None:
-        """What was learnt of held-out conversations, and what was forgotten of the text."""
+        """What was learned about held-out conversations, and what was forgotten of the text."""
         for record in read_jsonl(RunDirectory(config.output_dir).evaluation):
             if "num_answers" in record:
-                told = (
+                line = (
                     f"{record['num_answers']} held-out questions: {record['stopped']:.0%} of the answers stop, "
                     f"{record['well_formed']:.0%} parse"
                 )
             elif record["source"] == "chat":
-                told = f"held-out answers: {record['nll']:.2f} nats per token, {record['accuracy']:.0%} predicted"
+                line = f"held-out answers: {record['nll']:.2f} nats per token, {record['accuracy']:.0%} predicted"
             else:
                 change = record["bits_per_byte_change"]
-                told = f"held-out text: {record['bits_per_byte']:.3f} bits per byte, {change:+.3f} since pre-training"
-            self._screen.say(f"step {record['step']:>5}: {told}")
+                line = f"held-out text: {record['bits_per_byte']:.3f} bits per byte, {change:+.3f} since pre-training"
+            self._screen.say(f"step {record['step']:>5}: {line}")
 
     def export(self, config: RunConfig) -> Path:
         """The trained model in Hugging Face format."""
@@ -194,9 +194,11 @@ class Demo:
         parity = compare_with_transformers(export, torch.from_numpy(ids)[None])
         if not parity.agrees:
             raise GlmforgeError(
-                f"{export}: transformers' logits differ by {parity.max_difference:.1e}: a defect, please report it"
+                f"{export}: transformers' logits differ by {parity.max_difference:.1e}; this is a bug, please report it"
             )
-        self._screen.say(f"transformers loads it; its logits differ from ours by at most {parity.max_difference:.1e}")
+        self._screen.say(
+            f"loaded with transformers; its logits differ from ours by at most {parity.max_difference:.1e}"
+        )
         return parity.max_difference
 
     def generate_samples(self, export: Path) -> list[Sample]:
@@ -216,7 +218,7 @@ class Demo:
             self._screen.console.print(sample["prompt"], style="bold", end="", markup=False, highlight=False)
             self._screen.console.print(sample["completion"], markup=False, highlight=False)
             self._screen.console.print("─" * 20, style="dim")
-        self._screen.say("(a few minutes of training teach form, not knowledge)")
+        self._screen.say("(a few minutes of training teach format, not knowledge)")
         return samples
 
     def report(self, config: RunConfig, fine_tuned: RunConfig, samples: list[Sample]) -> Path:
@@ -225,12 +227,12 @@ class Demo:
         path = write_report(config.output_dir)
         self._screen.say(f"[b]{path}[/b]: loss, learning rate, throughput, expert balance, configuration")
         path = write_report(fine_tuned.output_dir, extra={"samples": samples})
-        self._screen.say(f"[b]{path}[/b]: the same of the fine-tuning, and how held-out questions were answered")
+        self._screen.say(f"[b]{path}[/b]: the same for the fine-tuning, and answers to held-out questions")
         return path
 
     def _refuse_foreign_directory(self) -> None:
         if self._contents() and not (self.directory / MARKER).exists():
-            raise GlmforgeError(f"{self.directory}: exists and is not an earlier demo; choose another --out")
+            raise GlmforgeError(f"{self.directory}: exists and was not made by a demo; choose another --out")
 
     def _clear_directory(self) -> None:
         """Replace an earlier demo, and nothing else: not one whose training still runs."""
@@ -264,7 +266,7 @@ class Demo:
         elapsed = format_duration(self._screen.elapsed)
         self._screen.console.print()
         self._screen.console.rule(f"[bold]Done in {elapsed}[/bold]", align="left")
-        for line in lines:  # whole, whatever the terminal's width: they are to be copied
+        for line in lines:  # whole, regardless of the terminal's width: they are to be copied
             self._screen.console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 

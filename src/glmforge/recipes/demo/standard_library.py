@@ -1,7 +1,7 @@
 """A corpus that every machine has: the sources of its own Python installation.
 
 Several megabytes of real code with its prose (docstrings and comments) under a free licence, enough to train
-a small model on without a download. Tests are left out because they repeat themselves, and so are files that
+a small model on without a download. Tests are omitted because they repeat themselves, and so are files that
 are data in Python's clothes (code pages, generated tables).
 """
 
@@ -52,7 +52,7 @@ def standard_library_documents() -> StandardLibrary:
     """
     root = Path(sysconfig.get_path("stdlib"))
     if not (root / "os.py").is_file():
-        raise DataError(f"{root}: this Python has no library sources: give a corpus of your own with --corpus")
+        raise DataError(f"{root}: this Python has no library sources; pass your own text with --corpus")
     return StandardLibrary(root)
 
 

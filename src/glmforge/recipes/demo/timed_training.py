@@ -82,8 +82,8 @@ class TimedTraining:
             useful = pace.USEFUL_STEPS * mean_seconds / pace.SHARE_OF_STEPS
             enough = total - of_both_runs + useful / (1 - pace.FINE_TUNING_SHARE)
             self._screen.say(
-                f"[yellow]too few to learn much: this machine is slow, or busy (load {busy_cores():.1f} on "
-                f"{usable_cores():g} cores); --minutes {math.ceil(enough / 60)} would give {pace.USEFUL_STEPS}[/yellow]"
+                f"[yellow]too few to learn much: this machine is slow or busy (load {busy_cores():.1f} on "
+                f"{usable_cores():g} cores); --minutes {math.ceil(enough / 60)} allows {pace.USEFUL_STEPS}[/yellow]"
             )
         self._screen.say(f"the configuration is [b]{self._options.config_file}[/b]")
         return config
@@ -93,7 +93,7 @@ class TimedTraining:
 
         Returns the configuration that it ended with, and the steps it was killed at and resumed from.
         """
-        self._screen.heading("Pre-train; kill and resume it on the way")
+        self._screen.heading("Pre-train, with a kill and a resume")
         run = RunDirectory(config.output_dir)
         kill_at = pace.kill_step(config.num_steps, config.checkpoint.every_steps or 1)
         watched = Watched(config, self._options.config_file, self._num_threads)
@@ -102,9 +102,9 @@ class TimedTraining:
         record_event(run.root, "killed", step=killed_at, detail="SIGKILL by the demo")
         checkpoint = latest_checkpoint(run.checkpoints)
         if checkpoint is None:
-            raise GlmforgeError(f"{run.checkpoints}: the killed run left no checkpoint; give it more --minutes")
+            raise GlmforgeError(f"{run.checkpoints}: the killed run left no checkpoint; raise --minutes")
         resumed_from = read_meta(checkpoint).step
-        self._screen.say(f"[red]killed with SIGKILL after step {killed_at}[/red]; the same command resumes from")
+        self._screen.say(f"[red]killed with SIGKILL after step {killed_at}[/red]; running it again resumes from")
         self._screen.say(f"[b]{checkpoint}[/b] and repeats the steps after {resumed_from} bit for bit")
         config = self._plan_anew(watched, resumed_from)
         for may_stop in (not self._options.steps_are_given,) * MAX_STOPS + (False,):
@@ -117,7 +117,7 @@ class TimedTraining:
         return config, killed_at, resumed_from
 
     def fine_tune(self) -> RunConfig:
-        """Train what the first run has learnt on conversations; its configuration.
+        """Continue the first run's model on conversations; returns its configuration.
 
         It has the time that is left, and half of what was planned for it where the first run was late.
         """
@@ -129,7 +129,7 @@ class TimedTraining:
         overrides = [precision, f"phases.0.steps={num_steps}", *pace.intervals(num_steps, num_evaluations=1)]
         config = self._options.load_sft_config(overrides)
         write_text(self._options.sft_config_file, dump_config(config))
-        self._screen.say(f"stage sft, {config.num_steps} steps: only what the assistant writes is trained on")
+        self._screen.say(f"stage sft, {config.num_steps} steps: only assistant messages are trained on")
         train_to_the_end(Watched(config, self._options.sft_config_file, self._num_threads), self._end, may_stop=False)
         return config
 
@@ -166,7 +166,7 @@ class TimedTraining:
         planned = self._write_config(*steps)
         speed = format_count(config.num_tokens / config.num_steps / watched.step_seconds)
         self._screen.say(
-            f"at {speed} tokens/s there is time for {planned.num_steps} steps in all (planned: {config.num_steps}), "
+            f"at {speed} tokens/s there is time for {planned.num_steps} steps in total (planned: {config.num_steps}), "
             f"{format_duration(max(left, 0.0))} more"
         )
         return planned
@@ -183,6 +183,6 @@ class TimedTraining:
         speed = sorted(record["tokens_per_second"] for record in records)[len(records) // 2]
         violation = records[-1].get("max_violation_mean", math.nan)
         self._screen.say(
-            f"{format_count(speed)} tokens/s; at the end the busiest expert of a layer has {violation:.0%} more"
+            f"{format_count(speed)} tokens/s; finally the busiest expert of a layer has {violation:.0%} more"
         )
         self._screen.say("than an even share of the tokens (mean of the layers)")

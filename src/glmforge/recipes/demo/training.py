@@ -32,7 +32,7 @@ class EndedEarlyError(GlmforgeError):
     def __init__(self, number: signal.Signals, config_file: Path) -> None:
         what = "interrupted" if number == signal.SIGINT else f"ended by {number.name}"
         super().__init__(
-            f"{what}; 'glmforge train {config_file}' goes on with the training, the same demo again begins anew"
+            f"{what}; 'glmforge train {config_file}' resumes the training; running the demo again starts over"
         )
         self.exit_code = 128 + number
 
@@ -95,14 +95,14 @@ def train_and_kill(watched: Watched, at_step: int, within_seconds: float) -> Non
     if code != -signal.SIGKILL:
         _check_exit(code)
         raise GlmforgeError(
-            f"{watched.config_file}: the training ended before step {at_step} could be killed; give it more --minutes"
+            f"{watched.config_file}: the training ended before step {at_step} could be killed; raise --minutes"
         )
 
 
 def train_to_the_end(watched: Watched, deadline: float, *, may_stop: bool) -> bool:
     """Run `glmforge train` and wait for it; returns whether it came to its end.
 
-    With `may_stop` a run that would end much later than `deadline` (of `time.monotonic`) is told to save and stop.
+    With `may_stop` a run that would end much later than `deadline` (of `time.monotonic`) is asked to save and stop.
     Raises `GlmforgeError` if it fails.
     """
 
@@ -162,7 +162,7 @@ def _started(config_file: Path, num_threads: int) -> Iterator[subprocess.Popen[b
 
 def _check_exit(code: int) -> None:
     if code != 0:
-        raise GlmforgeError(f"glmforge train ended with exit status {code}; see its message above")
+        raise GlmforgeError(f"glmforge train exited with status {code}; see its message above")
 
 
 def _num_lines(path: Path) -> int:

@@ -76,7 +76,7 @@ class CheckpointHook(Hook):
         config = self.config
         if config.lora is None:
             return CheckpointSaver(self.root, config.checkpoint, run_name=config.name, alive=trainer.alive)
-        assert self.base is not None, "a run with adapters begins from base weights"
+        assert self.base is not None, "a run with adapters needs base weights"
         info = AdapterInfo(config.model, config.lora, config.checkpoint.mode, self.base, config.data.tokenizer)
         tensors, rng_state = self._tensors(trainer), _rng_state(trainer.world.device)
         return AdapterSaver(
@@ -98,7 +98,7 @@ class CheckpointHook(Hook):
             return tensors
         if trainer.extra_models:
             raise ConfigError(
-                f"lora: checkpoints of adapters cannot hold a further trained model ({', '.join(trainer.extra_models)})"
+                f"lora: adapter checkpoints cannot store additional trained models ({', '.join(trainer.extra_models)})"
                 "; train all weights instead"
             )
         table = trainer.backend.table
@@ -126,7 +126,7 @@ class CheckpointHook(Hook):
         self._report()
 
     def on_train_end(self, trainer: Trainer) -> None:
-        """Saves too, if nobody knew in the last step that it was the last."""
+        """Also saves if it was not known in the last step that it was the last."""
         if self._is_unsaved and self.config.checkpoint.save_final and trainer.state.is_done:
             self.save(trainer, trainer.phase.name, durable=True)
         if self._saver is not None:
@@ -139,7 +139,7 @@ class CheckpointHook(Hook):
 
     def save(self, trainer: Trainer, phase: str, *, ephemeral: bool = False, durable: bool = False) -> None:
         """Save the present state. Collective; see `CheckpointSaver.save`."""
-        assert self._saver is not None, "saving begins with training"
+        assert self._saver is not None, "saves start with training"
         state = trainer.state
         self._is_unsaved = False
         meta = CheckpointMeta(
@@ -170,9 +170,9 @@ class CheckpointHook(Hook):
         )
 
     def take_up(self, trainer: Trainer, step: int | None = None) -> Path | None:
-        """Resume in a new process, from the checkpoint of `step` or from the newest; None if there is none. Collective.
+        """Resume in a new process, from the checkpoint of `step` or from the newest, or None. Collective.
 
-        Whatever is later than `step` is kept aside. That happens once: while the same step is asked for, as a launcher
+        Whatever is later than `step` is kept aside. That happens once: while the same step is requested, as a launcher
         does that starts the same command again, the run goes on from what it has saved since.
         """
         chosen = run_on_rank_zero(lambda: chosen_step(self.root))
@@ -189,7 +189,7 @@ class CheckpointHook(Hook):
         return path
 
     def resume(self, trainer: Trainer, before_step: int | None = None, step: int | None = None) -> Path | None:
-        """Load the newest whole checkpoint into `trainer`, in place; None if there is none. Collective.
+        """Load the newest complete checkpoint into `trainer`, in place, or None. Collective.
 
         With `before_step` the run goes back: the newest of an earlier step is taken, and later ones are set aside. With
         `step` that of this step is taken, and nothing is set aside.
@@ -285,8 +285,8 @@ class CheckpointHook(Hook):
             difference = _first_difference(f"phase '{phase}'", before, now) if consumed else None
             if difference:
                 raise CheckpointError(
-                    f"{path}: {difference}; data that has been consumed must not change: restore it, or start a "
-                    "new run under another name"
+                    f"{path}: {difference}; consumed data must not change; restore it, or start a new run under "
+                    "another name"
                 )
 
 
@@ -359,7 +359,7 @@ def _describe(report: SaveReport) -> str:
     if report.error is not None:
         return report.error
     return (
-        f"{'ephemeral' if report.ephemeral else 'lasting'}, {format_bytes(report.num_bytes)} in "
+        f"{'ephemeral' if report.ephemeral else 'permanent'}, {format_bytes(report.num_bytes)} in "
         f"{report.seconds_total:.1f} s ({format_bytes(report.bytes_per_second)}/s); training waited "
         f"{report.seconds_blocked:.2f} s"
     )
@@ -370,4 +370,4 @@ def _first_difference(name: str, before: Any, now: Any) -> str | None:
     if isinstance(before, dict) and isinstance(now, dict):
         differences = (_first_difference(f"{name}.{key}", before.get(key), now.get(key)) for key in before | now)
         return next(filter(None, differences), None)
-    return None if before == now else f"{name} was {before} and is {now} now"
+    return None if before == now else f"{name} changed from {before} to {now}"

@@ -1,4 +1,4 @@
-"""Measure what one step in so many communicates along each axis of the layout.
+"""Measure every n steps what is communicated along each axis of the layout.
 
 All ranks measure the same steps: a rank that measures alone would be late everywhere, and the others' waiting would
 pass for communication. The first step of a process is never measured, since it also opens connections and compiles.

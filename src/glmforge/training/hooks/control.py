@@ -19,7 +19,7 @@ class ControlHook(Hook):
 
     Args:
         output_dir: the run directory.
-        profiling: where a profile is asked for.
+        profiling: where a profile is requested.
     """
 
     name = "control"
@@ -32,7 +32,7 @@ class ControlHook(Hook):
     def on_train_start(self, trainer: Trainer) -> None:
         text = self._take() if trainer.world.is_main else None
         if text is not None:
-            self._refuse(trainer, f"{text.strip()!r} was given before the run was started again; give it again")
+            self._refuse(trainer, f"{text.strip()!r} was sent before the run was restarted; send it again")
 
     def on_step_start(self, trainer: Trainer) -> None:
         text = self._take() if trainer.world.is_main else None
@@ -46,15 +46,15 @@ class ControlHook(Hook):
             self._obey(trainer, command)
 
     def on_train_end(self, trainer: Trainer) -> None:
-        """Record that the run has ended, so that nobody tells it anything any more."""
+        """Record that the run has ended, so that it receives no more commands."""
         state = trainer.state
         done = state.stopped is None and state.finished
-        detail = "" if done else state.stopped or "told to by the control file"
+        detail = "" if done else state.stopped or "requested by the control file"
         trainer.event("finished" if done else "stopped", detail)
 
     def _obey(self, trainer: Trainer, command: Command) -> None:
         if command.name == "profile" and not self.profiling.request(command.steps):
-            self._refuse(trainer, "a profile is being taken already; give it again afterwards")
+            self._refuse(trainer, "a profile is already running; send it again afterwards")
             return
         trainer.vote(command.name)
         trainer.event(TAKEN, str(command))
@@ -69,6 +69,6 @@ class ControlHook(Hook):
             return take_command(self.root)
         except OSError as error:
             if not self._warned:
-                logger.warning("the control file cannot be taken: %s", error)
+                logger.warning("the control file cannot be read: %s", error)
             self._warned = True
             return None

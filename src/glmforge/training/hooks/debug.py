@@ -1,4 +1,4 @@
-"""What a misbehaving run is asked to tell: where a NaN was made, each layer's gradient norm, debug messages."""
+"""Diagnostics of a misbehaving run: where a NaN was made, each layer's gradient norm, debug messages."""
 
 import logging
 

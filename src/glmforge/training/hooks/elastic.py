@@ -22,7 +22,7 @@ class ElasticHook(Hook):
     """Reads the Fisher information and the weights that it belongs to when training starts, each rank its own part.
 
     Both are in the directory that `glmforge fisher` wrote, and not in the run's checkpoints. Raises `CheckpointError`
-    if it is not whole, of another model, or no Fisher information.
+    if it is incomplete, of another model, or no Fisher information.
     """
 
     name = "ewc"
@@ -56,14 +56,14 @@ class ElasticHook(Hook):
             raise CheckpointError(f"regularization.ewc.fisher: {error}") from None
 
     def on_gradients(self, trainer: Trainer) -> None:
-        assert self._penalty is not None, "it is read before the first step"
+        assert self._penalty is not None, "read before the first step"
         trainer.reducer.add(_SUM, self._penalty.add_gradients(trainer.backend.local_chunks()).reshape(1))
 
     def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         value = float(result.metrics[_SUM])
         trainer.record(loss_ewc=value)
         if trainer.state.step == 1 and value > 0:
-            said = f"{self.config.fisher} is of other weights than the run starts from, and pulls towards those"
-            trainer.event("pulled elsewhere", said)
+            said = f"{self.config.fisher} belongs to other weights than this run starts from, and pulls towards those"
+            trainer.event("different weights", said)
             if trainer.world.is_main:
                 logger.warning("regularization.ewc.fisher: %s", said)

@@ -1,4 +1,4 @@
-"""Evaluate every so many steps and after the last. How is the recipe's function.
+"""Evaluate every n steps and after the last. The recipe's function does it.
 
 A run that continues from given weights is compared with them: what they score on each source is measured once, before
 the first step, and stands beside what the model scores now. On text of the kind that they were trained on, the
@@ -37,7 +37,7 @@ class EvaluationHook(Hook):
         self._at_start: dict[str, float] = {}
 
     def on_train_start(self, trainer: Trainer) -> None:
-        """Lets a run go on that was stopped early and is no longer told to stop."""
+        """Lets a run go on that was stopped early and no longer has to stop."""
         if trainer.config.observe.early_stopping is None:
             trainer.state.stopped = None
         if self.from_given_weights and trainer.state.step == 0:

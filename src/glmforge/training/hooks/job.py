@@ -70,7 +70,7 @@ class JobHook(Hook):
 
     def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         now = time.monotonic()
-        assert self._began is not None, "a step has a start"
+        assert self._began is not None, "a step has been started"
         if self._ended is not None:
             self._seconds["saving_s"] += max(0.0, self._began - result.data_seconds - self._ended)
         self._seconds["data_s"] += result.data_seconds
@@ -107,12 +107,12 @@ class JobHook(Hook):
 
     def _append(self, **facts: object) -> None:
         """A line that cannot be written (a full disk) is missing, and the run goes on."""
-        assert self._file is not None, "only the rank that writes calls this"
+        assert self._file is not None, "called on the writing rank only"
         try:
             self._file.write(self._job.line(**facts))
         except RunFileError as error:
             if not self._is_missing:
-                logger.warning("%s; training goes on, and lines are missing there until then", error)
+                logger.warning("%s; training continues, and lines are dropped until it recovers", error)
             self._is_missing = True
 
     def _reset(self, now: float) -> None:
@@ -120,12 +120,12 @@ class JobHook(Hook):
         self._seconds = dict.fromkeys(_PARTS, 0.0)
 
     def _goodput_before(self) -> dict[str, Any]:
-        """Metrics of the job until this attempt; none if nobody has written them."""
+        """Metrics of the job until this attempt; empty if not written."""
         if self._job.directory is None:
             return {}
         try:
-            told: dict[str, Any] = read_json(self._job.directory / GOODPUT, dict, error=GlmforgeError)
-            metrics = told.get("metrics", {})
+            stored: dict[str, Any] = read_json(self._job.directory / GOODPUT, dict, error=GlmforgeError)
+            metrics = stored.get("metrics", {})
             known = METRICS.record({name: metrics[name] for name in metrics if METRICS[name].group == "job"})
         except (GlmforgeError, KeyError, TypeError, AttributeError, ValueError):
             return {}

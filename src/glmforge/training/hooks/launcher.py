@@ -18,7 +18,7 @@ STEP_FILE_VARIABLE = "GLMFORGE_STEP_FILE"
 
 
 class LauncherHook(Hook):
-    """Writes the number of steps that are done into the launcher's file; does nothing where there is none."""
+    """Writes the number of steps that are done into the launcher's file, if there is one."""
 
     name = "launcher"
     priority = Priority.MEASURE

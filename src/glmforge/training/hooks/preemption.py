@@ -4,7 +4,7 @@ Slurm sends a warning before the time limit or a preemption (`--signal=USR1@120`
 SIGTERM when it is time. A handler may do next to nothing, so it casts a vote; all ranks hear of it in the next step,
 the checkpoint hook saves, and the trainer ends with `Preempted`.
 
-Ctrl-C does the same, and says so at once; nobody is to start the run again by himself, so it ends with `Interrupted`. A
+Ctrl-C does the same, and says so at once; no launcher should restart the run, so it ends with `Interrupted`. A
 second one ends the process on the spot, also one that waits for a peer. (torchrun sends each on to its workers once; a
 second one, which finds it waiting for them, they get as SIGTERM.)
 """
@@ -55,7 +55,7 @@ class PreemptionHook(Hook):
     def on_train_start(self, trainer: Trainer) -> None:
         self._trainer = trainer
         if threading.current_thread() is not threading.main_thread():
-            logger.debug("signals do not save this run: it is not in the main thread")
+            logger.debug("signals cannot save this run: it is not in the main thread")
             return
         self._before = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         self._interrupts.start()
@@ -96,15 +96,15 @@ class PreemptionHook(Hook):
     def _on_interrupt(self, count: int) -> None:
         """In a thread of its own."""
         assert self._trainer is not None
-        speaks = self._trainer.world.is_main
+        is_main = self._trainer.world.is_main
         if count > 1:
-            if speaks:
-                say("interrupted again: ends at once; the same command goes on from the last checkpoint")
+            if is_main:
+                say("interrupted again: exiting without saving; run it again to resume from the last checkpoint")
             os._exit(INTERRUPTED)
         self._received[signal.SIGINT] = time.monotonic()
         self._trainer.vote("interrupt")
-        if speaks:
-            say("interrupted: finishes this step and saves; again to end at once, without saving")
+        if is_main:
+            say("interrupted: finishing this step, then saving; press again to exit without saving")
 
     def _who_received(self, trainer: Trainer) -> str:
         """'SIGUSR1 on 4 of 4 ranks'. All ranks call this together."""

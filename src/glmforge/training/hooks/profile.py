@@ -28,7 +28,7 @@ class ProfileHook(Hook):
 
     Args:
         output_dir: the run directory.
-        profiling: where profiles are asked for; while one is being taken, it says so.
+        profiling: where profiles are requested; while one is being taken, it says so.
     """
 
     name = "profile"

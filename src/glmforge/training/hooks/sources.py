@@ -81,8 +81,8 @@ class SourcesHook(Hook):
         if self._has_told:
             return
         self._has_told = True
-        said = "no token of the batch is to be learnt, its loss is 0: look at the data, or raise batch_size"
-        trainer.event("nothing learnt", said)
+        said = "the batch has no trainable tokens, its loss is 0; check the data, or raise batch_size"
+        trainer.event("no trainable tokens", said)
         if trainer.world.is_main:
             logger.warning("step %d: %s", trainer.state.step, said)
 

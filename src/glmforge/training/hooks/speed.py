@@ -4,7 +4,7 @@ Speed is averaged over the steps since the last record, and nothing waits for th
 added up step by step, as the documents of each batch have their own lengths; they are those of what the run trains and
 runs, in all its models, without gradients of frozen weights and MTP layers whose loss has no weight. What fills up a
 row of packed documents is computed like a document, and counts as one. Utilisation compares them with the peak of this
-rank's device, taking all ranks' for equal, and is left out where that peak is not known.
+rank's device, taking all ranks' for equal, and is omitted where that peak is not known.
 """
 
 import torch

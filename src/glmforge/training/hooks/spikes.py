@@ -1,4 +1,4 @@
-"""Go back to before a loss spike, and leave out the batches that it came with.
+"""Go back to before a loss spike, and omit the batches that it came with.
 
 A spike is some steps in a row whose loss lies far above those before. The way out is that of the large runs (PaLM,
 Chowdhery et al., 2022, arXiv 2204.02311, section 5.1): a checkpoint from before, then on without the batches around it.
@@ -87,7 +87,7 @@ class SpikeHook(Hook):
         if trainer.state.rollbacks >= self.config.max_rollbacks:
             raise DivergedError(
                 f"step {trainer.state.step}: {what}; the run has rolled back {trainer.state.rollbacks} times already "
-                f"(fault_tolerance.spikes.max_rollbacks = {self.config.max_rollbacks}); lower optim.lr, or look at the "
+                f"(fault_tolerance.spikes.max_rollbacks = {self.config.max_rollbacks}); lower optim.lr, or check the "
                 "samples"
             )
         raise RollBack(

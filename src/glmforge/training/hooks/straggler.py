@@ -52,14 +52,14 @@ class StragglerHook(Hook):
             return
         own_R = gather(own_seconds(result.seconds, recorded), world)
         if own_R.isnan().any():
-            logger.debug("ranks are not compared: the time of some communication is not known")
+            logger.debug("cannot compare ranks: some communication was not timed")
             return
         slowest, median = int(own_R.argmax()), float(own_R.quantile(0.5))
         ratio = float(own_R[slowest]) / median if median > 0 else math.inf
         trainer.record(straggler_ratio=ratio, slowest_rank=slowest)
         if ratio >= self.ratio:
             host = host_of(slowest, world)
-            detail = f"rank {slowest} on {host}: {float(own_R[slowest]):.3f} s of its own, the median is {median:.3f} s"
+            detail = f"rank {slowest} on {host}: {float(own_R[slowest]):.3f} s of compute time, median {median:.3f} s"
             if world.is_main:
                 logger.warning("straggler: %s", detail)
             trainer.event("straggler", detail)

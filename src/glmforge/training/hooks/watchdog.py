@@ -1,8 +1,8 @@
 """A run that hangs says where, and ends, so that its launcher starts it again.
 
 One rank that waits for ever makes all wait, at the price of the whole cluster. A thread looks at the time since the
-last sign of life of the training loop; when that is too long it writes down what this rank was doing and ends the
-process. Four sources, since each is blind to something: Python's stacks (faulthandler), the stacks below Python (py-spy
+last progress of the training loop; when that is too long it writes down what this rank was doing and ends the
+process. Four sources, since each is blind to something: Python's stacks (faulthandler), the native stacks (py-spy
 with --native, where it is installed), the collectives that were begun and not ended (PyTorch's flight recorder: the
 rank that lacks one the others have is the culprit), and a timer in C, which needs no GIL, for a process in which no
 thread can run any more.
@@ -46,7 +46,7 @@ HANG_EXIT_CODE = 124
 """Status of a process that was ended for hanging, as timeout(1) has it. Launchers restart it like any failure."""
 
 _FIRST_STEP = 3
-"""The first step of a process may take so many times longer: it compiles and opens connections."""
+"""The first step of a process may take this many times longer: it compiles and opens connections."""
 _STACKS_LIMIT_S = 30
 _GRACE_S = 60.0
 """How long after the watching thread was due the timer in C waits."""
@@ -91,7 +91,7 @@ class WatchdogHook(Hook):
         self._allowed_s = self._limit(_FIRST_STEP)
         self._timer_at = 0.0
         self._slow: Mark | None = None
-        """What slow work of this rank said last, until other ranks have been told."""
+        """The last progress of slow work on this rank, until other ranks have been notified."""
         self._others: Mark | None = None
         """What a rank said last, as read when this one was silent."""
         self._cannot_write = False
@@ -172,25 +172,28 @@ class WatchdogHook(Hook):
                 self._set_timer()
 
     def _tell_others(self, mark: Mark, look_s: float) -> None:
-        """Unless a rank has just told them: where all are at work, one of them writes."""
+        """Unless a rank has just done so: if all are at work, one of them writes."""
         path = RunDirectory(self.root).alive
-        told = read_mark(path)
-        if told is not None and told.age_s < look_s:
+        newest = read_mark(path)
+        if newest is not None and newest.age_s < look_s:
             return
         try:
             write_mark(path, mark)
         except OSError as error:
             if not self._cannot_write:
-                _say(f"glmforge: rank {mark.rank}: {path} cannot be written ({error.strerror}); others may end")
+                _say(
+                    f"glmforge: rank {mark.rank}: {path} cannot be written ({error.strerror}); other ranks may be "
+                    f"terminated"
+                )
             self._cannot_write = True
 
     def _end_process(self, silent_s: float, what: str) -> None:
         assert self._trainer is not None
         started, rank = time.monotonic(), self._trainer.world.rank
-        silence = f"no sign of life for {silent_s:.0f} s, since {what}"
+        silence = f"no progress for {silent_s:.0f} s, since {what}"
         if self._others is not None and self._others.rank != rank:
-            silence += f"; the last of any rank was {self._describe(self._others)}"
-        _say(f"glmforge: rank {rank} hangs: {silence}; ending it")
+            silence += f"; last progress of any rank: {self._describe(self._others)}"
+        _say(f"glmforge: rank {rank} hangs: {silence}; terminating it")
         try:
             path = self._write_report(self._trainer, silent_s, what)
             _say(f"glmforge: rank {rank}: see {path}")
@@ -220,9 +223,9 @@ class WatchdogHook(Hook):
             "rank": f"{rank} of {trainer.world.size}",
             "steps done": state.step,
             "phase": "all done" if state.finished else self._phase,
-            "seconds without a sign of life": round(silent_s, 1),
-            "last sign of life": what,
-            "last sign of any rank": self._describe(self._others) if self._others is not None else "not known",
+            "seconds without progress": round(silent_s, 1),
+            "last progress": what,
+            "last progress of any rank": self._describe(self._others) if self._others is not None else "not known",
         }
         write_report(path, header)
         return path
@@ -232,8 +235,8 @@ def write_report(path: Path, header: Mapping[str, Any]) -> None:
     """Write what this process is doing to a file; each part is on the disk before the next one is tried."""
     parts: dict[str, Callable[[IO[str]], None]] = {
         "Python stacks": _write_python_stacks,
-        "collectives that have not ended": _write_open_collectives,
-        "stacks below Python": _write_native_stacks,
+        "unfinished collectives": _write_open_collectives,
+        "native stacks": _write_native_stacks,
     }
     with path.open("w", encoding="utf-8") as file:
         file.writelines(f"{name}: {value}\n" for name, value in header.items())
@@ -256,12 +259,12 @@ def _write_native_stacks(file: IO[str]) -> None:
         file.write("py-spy or timeout is not installed\n")
         return
     # py-spy stops this process while it looks: the limit is another process's, and the output goes into a file, as
-    # nobody would empty a pipe.
+    # nothing would drain a pipe.
     limited = [timeout, "-s", "KILL", str(_STACKS_LIMIT_S)]
     dump = [py_spy, "dump", "--native", "--pid", str(os.getpid())]
     done = subprocess.run([*limited, *dump], stdout=file, stderr=subprocess.STDOUT, check=False)
     if done.returncode:
-        file.write(f"py-spy ended with {done.returncode}: it needs the right to trace (CAP_SYS_PTRACE) and time\n")
+        file.write(f"py-spy exited with status {done.returncode}; it needs CAP_SYS_PTRACE, and time\n")
 
 
 def _write_open_collectives(file: IO[str]) -> None:

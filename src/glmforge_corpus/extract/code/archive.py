@@ -1,6 +1,6 @@
 """The files of a repository: a directory, a tar archive (plain, gzip, Zstandard) or a zip archive.
 
-Nothing is unpacked to the disk, links are not followed, and only files that are asked for by name and size are read.
+Nothing is unpacked to the disk, links are not followed, and only files that are requested by name and size are read.
 What comes before the damage of an archive is read.
 """
 
@@ -22,7 +22,7 @@ class Member(NamedTuple):
     Attributes:
         path: relative to the repository, with "/".
         size: in bytes.
-        data: its content; None if it was not asked for.
+        data: its content; None if it was not requested.
     """
 
     path: str
@@ -31,7 +31,7 @@ class Member(NamedTuple):
 
 
 Wants = Callable[[str, int], bool]
-"""Whether the content of a file is asked for, by its path and size."""
+"""Whether the content of a file is requested, by its path and size."""
 
 
 def read_members(path: Path, wants: Wants) -> Iterator[Member]:
@@ -100,10 +100,10 @@ def _tar(path: Path, wants: Wants) -> Iterator[Member]:
                     file = archive.extractfile(entry)
                     data = file.read() if file else b""
                     if len(data) < entry.size:
-                        raise DataError(f"{path}: '{name}' is cut off: fetch the archive again")
+                        raise DataError(f"{path}: '{name}' is truncated; download the archive again")
                 yield Member(name, entry.size, data)
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise DataError(f"{path}: not readable as an archive ({error}): is the file whole?") from error
+        raise DataError(f"{path}: not readable as an archive ({error}); is the file complete?") from error
 
 
 def _zip(path: Path, wants: Wants) -> Iterator[Member]:
@@ -118,4 +118,4 @@ def _zip(path: Path, wants: Wants) -> Iterator[Member]:
                         data = file.read(entry.file_size + 1)
                 yield Member(name, entry.file_size, data)
     except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, NotImplementedError) as error:
-        raise DataError(f"{path}: not readable as an archive ({error}): is the file whole?") from error
+        raise DataError(f"{path}: not readable as an archive ({error}); is the file complete?") from error

@@ -1,6 +1,6 @@
 """Which licence a repository or a file is under: SPDX names from licence texts and from headers.
 
-A text is told by sentences that only its licence has, after everything but letters and digits is dropped, because
+A licence is recognised by sentences that only it has, after everything but letters and digits is dropped, because
 people reflow and reindent licences. Where a text names several GNU licences, its title is what comes first.
 """
 

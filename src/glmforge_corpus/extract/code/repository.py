@@ -1,7 +1,7 @@
 """A repository to documents: one per file, or one of all its files in order of dependency.
 
 Only what is permitted and what people wrote is taken. The licence of a repository is that of the licence files at its
-top, all of which must be permitted; a file with an SPDX header is under the licence named there. What is left out is
+top, all of which must be permitted; a file with an SPDX header is under the licence named there. What is omitted is
 counted by its reason.
 """
 
@@ -63,7 +63,7 @@ _LONG_LINE, _USUAL_LINE = 1000, 100
 
 
 def why_not_path(path: str, size: int) -> str | None:
-    """Why a file is left out, by its name and size; None if it is not."""
+    """Why a file is omitted, by its name and size; None if it is not."""
     pure = PurePosixPath(path)
     name, suffix = pure.name.lower(), pure.suffix.lower()
     if any(part.startswith(".") and part not in (".github", ".gitlab") for part in pure.parts[:-1]):
@@ -86,7 +86,7 @@ def why_not_path(path: str, size: int) -> str | None:
 
 
 def why_not_text(path: str, data: bytes) -> str | None:
-    """Why a file is left out, by what is in it; None if it is not. The bounds on lines are those of StarCoder's data
+    """Why a file is omitted, by what is in it; None if it is not. The bounds on lines are those of StarCoder's data
     (Li et al. 2023): no line over 1,000 characters, 100 on average."""
     if not data.strip():
         return "empty"

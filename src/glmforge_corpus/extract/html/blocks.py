@@ -30,7 +30,7 @@ LEAST_TEXT = 100
 """Bytes of text (a long sentence) below which a page's words for its elements are not believed."""
 
 LONG_PARAGRAPH = 200
-"""Bytes of text from which a paragraph is prose whatever its class says."""
+"""Bytes of text from which a paragraph is prose regardless of its class."""
 
 
 SOME_PROSE = 80

@@ -41,7 +41,7 @@ WHOLE: Final = 4
 
 START_BYTES: Final = 120
 ANYWHERE_BYTES: Final = 350
-"""Blocks of more text than this are prose, whatever they begin with or hold."""
+"""Blocks of more text than this are prose, regardless of their content."""
 
 
 def _read() -> dict[int, str]:
@@ -112,7 +112,7 @@ SHORT_COST = 10.0
 """What a block of a few words costs: some ten of them outweigh a sentence."""
 
 SMALL, LARGER = 0.4, 3
-"""Main text that is less than this share of a page's unlinked text is doubted, and given up for one so many times as
+"""Main text that is less than this share of a page's unlinked text is doubted, and given up for one this many times as
 large."""
 
 LEAST_COMMENTS = 0.02
@@ -125,7 +125,7 @@ DISCUSSION_SIGNS = (b'"DiscussionForumPosting"', b'"QAPage"')
 """What a page of a forum says of itself in JSON for search engines."""
 
 HARDLY_ANY = ((400, 3), (1000, 8))
-"""Bytes of main text below which comments are taken for it as well, if there is then so many times as much."""
+"""Bytes of main text below which comments are taken for it as well, if there is then this many times as much."""
 
 
 @compiled
@@ -269,7 +269,7 @@ def _look(html: NDArray[np.uint8], nodes: Nodes, measures: Measures, without: Wi
 def find_main(html: NDArray[np.uint8], nodes: Nodes, recall_first: bool = False) -> Main:
     """The blocks of a page, and which of them are its main text.
 
-    The page is looked at again, each time with less left out, if what was found is suspiciously little of it: with the
+    The page is looked at again, each time with less omitted, if what was found is suspiciously little of it: with the
     words of its readers if it is a discussion or has hardly any others, without believing names of elements, and in
     the end with what is not shown at first. With `recall_first`, running text of the whole page is kept, comments too.
     """

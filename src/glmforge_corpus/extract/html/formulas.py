@@ -20,13 +20,13 @@ from resiliparse.parse.html import HTMLTree
 from resiliparse.parse.html.node import ElementNode, Node
 
 _DEEPEST: Final = 100
-"""Levels below which a formula is only its text: nobody wrote it."""
+"""Levels below which a formula is only its text; never occurs in practice."""
 
 _LETTERS: Final = frozenset({"mi", "mn", "mo", "mtext", "ms"})
 
 
 def mathml_to_tex(math: ElementNode) -> str:
-    """The formula in a `math` element; empty if there is none."""
+    """The formula in a `math` element, or empty."""
     return " ".join(_write(math, 0).split())
 
 

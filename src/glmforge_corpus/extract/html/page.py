@@ -45,8 +45,8 @@ def read_page(data: bytes, charset: str | None = None, *, recall_first: bool = F
 
 
 def decode(data: bytes, charset: str | None = None) -> str:
-    """A page as characters. What is valid UTF-8 is taken for it, whatever was declared (few other texts happen to be);
-    then the server's word counts, then the page's own, then a guess from the bytes."""
+    """A page as characters. Valid UTF-8 is decoded as such, regardless of the declaration (few other texts happen to
+    be); then the server's word counts, then the page's own, then a guess from the bytes."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:

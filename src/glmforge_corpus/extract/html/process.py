@@ -4,7 +4,7 @@ The parser is C code. Some pages make it work for minutes (a tag of 300,000 attr
 elements that are opened again in each of 20,000 paragraphs), or overrun its stack (100,000 nested templates): nothing
 in the same process could interrupt it, and the last would end the worker and with it the shard. So a worker has a
 helper, this module run as a program, to which it sends one page after the other. The kernel ends the helper when a
-page has taken its seconds of CPU time (a timer whose signal nobody handles, so that the load of the machine does not
+page has taken its seconds of CPU time (a timer with an unhandled signal, so that the load of the machine does not
 count) or asks for too much memory; the page is given up, by name, and the next one gets a new helper.
 
 A helper is started once and serves all tasks of its worker.
@@ -84,7 +84,7 @@ class PageProcess:
         try:
             _receive(helper.stdout)
         except EOFError:
-            raise RuntimeError(f"the process that reads pages did not start: exit status {self._end()}") from None
+            raise RuntimeError(f"the page parser process did not start: exit status {self._end()}") from None
         return helper
 
     def _end(self) -> int:
@@ -112,9 +112,9 @@ def page_process() -> PageProcess:
 def _cause_of_death(status: int, seconds: float) -> str:
     if status == -signal.SIGPROF:
         return f"took more than {seconds:g} s of CPU time"
-    if status >= 0:  # no page ends Python: a fault of ours, told by the traceback that it has written
-        raise RuntimeError(f"the process that reads pages failed with exit status {status}")
-    return f"ended the parser with {signal.Signals(-status).name}"
+    if status >= 0:  # no page ends Python: a bug in glmforge, shown by the traceback it printed
+        raise RuntimeError(f"the page parser process failed with exit status {status}")
+    return f"killed the parser with {signal.Signals(-status).name}"
 
 
 def _receive(stream: IO[bytes]) -> tuple[int, list[bytes]]:
@@ -160,7 +160,7 @@ def _serve(memory: int) -> None:
         signal.setitimer(signal.ITIMER_PROF, seconds)
         try:
             page = read_page(data, charset, recall_first=recall_first)
-        except (MemoryError, HTMLParserException):  # lexbor fails for want of memory only
+        except (MemoryError, HTMLParserException):  # lexbor fails for lack of memory only
             signal.setitimer(signal.ITIMER_PROF, 0)
             _send(answers, _NO_MEMORY)
         else:

@@ -283,5 +283,5 @@ def _scan(html, tables):  # type: ignore[no-untyped-def]
 
 
 def scan(html: NDArray[np.uint8]) -> Nodes:
-    """The nodes of a document as lexbor serialises it; comments and document types are left out."""
+    """The nodes of a document as lexbor serialises it; comments and document types are omitted."""
     return Nodes(*_scan(html, _TABLES))

@@ -2,7 +2,7 @@
 
 With two labels fastText's supervised model (Joulin et al., 2016) is no more than this: its average of feature vectors
 goes through a linear map to two logits, so each feature contributes one number to their difference. Learning that
-number directly leaves out the embedding, and scoring is one table look-up per feature. The loss is logistic, the
+number directly omits the embedding, and scoring is one table look-up per feature. The loss is logistic, the
 optimiser Adagrad (Duchi et al., 2011), whose steps per feature suit words of very different frequency.
 
 A document's logit is bias + sum(weights of its features) / sqrt(number of features): each document's feature vector
@@ -193,7 +193,7 @@ class LinearClassifier:
         """Read a model file.
 
         Raises:
-            DataError: there is none, or it is damaged or of another kind.
+            DataError: missing, damaged or of another kind.
         """
         hint = "train one with 'glmforge data train-quality'"
         try:
@@ -205,9 +205,9 @@ class LinearClassifier:
         except FileNotFoundError as error:
             raise DataError(f"{path}: no such model: {hint}") from error
         except (OSError, ValueError, KeyError, TypeError, BadZipFile, EOFError) as error:
-            raise DataError(f"{path}: not a classifier of glmforge ({error}): {hint}") from error
+            raise DataError(f"{path}: not a glmforge classifier ({error}): {hint}") from error
         if meta.get("format") != FORMAT or model.fingerprint != meta["fingerprint"]:
-            raise DataError(f"{path}: damaged or of another version: {hint}")
+            raise DataError(f"{path}: damaged or from another version: {hint}")
         return model
 
 

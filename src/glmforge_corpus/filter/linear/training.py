@@ -4,7 +4,7 @@ Documents are split three ways by a hash of their text, so that the parts do not
 repeated text is never on both sides: most are for training, a share calibrates the probabilities, an equal share is
 held out: its figures are printed and stored, and the thresholds of the buckets are chosen on it. (Those are two
 numbers from hundreds of documents; the figures *at* them are a little kinder than those of new documents.) Texts in
-both sets are left out, and near-duplicates should be removed before.
+both sets are omitted, and near-duplicates should be removed before.
 """
 
 from collections.abc import Iterable
@@ -85,7 +85,7 @@ def choose_thresholds(
         best = int(np.argmax(precision))
         raise DataError(
             f"--high-precision {high_precision}: no threshold reaches it on the {len(labels):,} held-out documents "
-            f"(best: {precision[best]:.3f} at {thresholds[best]:.3f}): lower it, or give clearer or more seeds"
+            f"(best: {precision[best]:.3f} at {thresholds[best]:.3f}); lower it, or use clearer or more seeds"
         )
     below = float(thresholds[np.flatnonzero(recall >= low_recall)[0]])
     low, high = sorted((below, float(thresholds[reached[-1]])))
@@ -106,7 +106,7 @@ class Seeds:
         texts: large_string [n].
         labels: `[n]`, true for positive.
         parts: `[n]`: learned from, for calibration, or held out.
-        conflicting, repeated: texts left out because both labels have them, or for standing twice.
+        conflicting, repeated: texts omitted because both labels have them, or for standing twice.
     """
 
     texts: pa.Array
@@ -186,15 +186,13 @@ def _check_sizes(seeds: Seeds, held_out: float, names: tuple[str, str]) -> None:
     for name, label in zip(names, (True, False), strict=True):
         count = int(np.sum(seeds.labels == label))
         if not count and seeds.conflicting:
-            raise DataError(
-                f"{name} seeds: no documents are left: {shared}: give other documents, or another text field"
-            )
+            raise DataError(f"{name} seeds: no documents remain: {shared}; use other documents, or another text field")
         smallest = min(int(np.sum((seeds.labels == label) & (seeds.parts == part))) for part in range(3))
         if smallest < MIN_HELD_OUT:
             raise DataError(
                 f"{name} seeds: {count:,} different documents leave {smallest} in the smallest of the three parts "
-                f"(training, calibration, held out), which needs {MIN_HELD_OUT}: give more of them, or another "
-                f"--held-out than {held_out}" + (f" ({shared})" if seeds.conflicting else "")
+                f"(training, calibration, held out), which needs {MIN_HELD_OUT}; add documents, or change --held-out "
+                f"from {held_out}" + (f" ({shared})" if seeds.conflicting else "")
             )
 
 
@@ -214,7 +212,7 @@ def train_on_seeds(
     calibrate, labels = seeds.part(_CALIBRATE)
     slope, intercept = fit_platt(model.logits(calibrate.text_bytes, calibrate.text_offsets), labels)
     if slope <= 0:
-        raise DataError("seeds: the classifier ranks unseen documents no better than chance: give other seeds")
+        raise DataError("seeds: the classifier ranks unseen documents no better than chance; use other seeds")
     model = replace(model, slope=slope, intercept=intercept)
     unseen, labels = seeds.part(_HOLD_OUT)
     probabilities = model.probabilities(unseen.text_bytes, unseen.text_offsets)

@@ -1,6 +1,6 @@
 """Rules for e-mail, IP and hardware addresses.
 
-What is not masked, because masking it would damage text and protect nobody:
+What is not masked, because masking it would damage text without protecting anyone:
 
 * e-mail: names reserved for examples (RFC 2606: example.com, .test ...), `git@` and the like in URLs of
   repositories, anything without a top-level domain of the Internet (icon@2x.png, getty@tty1.service, matrix

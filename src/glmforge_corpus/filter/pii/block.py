@@ -4,7 +4,7 @@ A compiled pass over the batch finds candidates (`scan.py`), rules with check di
 (`rules.py`, `addresses.py`); Hyperscan finds the marks of keys and the names of passwords (`secrets.py`). Ordinary text
 is hardly touched by anything but the two scans. The rules are conservative: what may be a version, a date or an article
 number stays.
-The tokens are none of the things that they replace.
+The tokens are never matched again.
 """
 
 import re
@@ -55,7 +55,7 @@ CONSTANTS = {
     "national_id": "000-00-0000",
     "secret": "REDACTED-KEY",
 }
-"""Values of the same look that belong to nobody: reserved for documentation, or impossible."""
+"""Values of the same form that are never assigned: reserved for documentation, or impossible."""
 
 
 class Span(NamedTuple):
@@ -75,7 +75,7 @@ class PII(Block):
     kinds: tuple[Kind, ...] = Field(default=KINDS, strict=False, description="what to mask")
     replacement: Literal["token", "constant"] = Field(
         default="token",
-        description="token: <email> and so on; constant: a value of the same form that belongs to nobody",
+        description="token: <email> and so on; constant: a reserved value of the same form",
     )
     tokens: dict[Kind, str] = Field(default_factory=dict, description="replacement of a kind, instead of the default")
 

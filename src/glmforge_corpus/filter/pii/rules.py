@@ -196,5 +196,5 @@ RULES = (
 
 @cache
 def rules_for(digits: int, hints: int) -> tuple[Rule, ...]:
-    """The rules that a run of so many digits with these hints may meet."""
+    """The rules that a run of this many digits with these hints may meet."""
     return tuple(rule for rule in RULES if digits >= rule.digits and (rule.hints == 0 or hints & rule.hints))

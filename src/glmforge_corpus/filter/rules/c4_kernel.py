@@ -76,7 +76,7 @@ def find_phrases(text: Any, start: int, stop: int) -> tuple[int, bool]:
 
 @non_allocating
 def _citation_end(text: Any, position: int, stop: int) -> int:
-    """Where the citation mark ends whose bracket is at `position`; `position` if it is none."""
+    """Where the citation mark ends whose bracket is at `position`, or `position`."""
     after = position + 1
     while after < stop and 0x30 <= text[after] <= 0x39:
         after += 1

@@ -69,7 +69,7 @@ class GopherQuality(ProseBlock):
     def _check_stop_words(self) -> Self:
         for language, words in self.stop_words.items():
             if not 1 <= len(words) <= 64 or not all(words):
-                refuse("stop_words", f"'{language}' has {len(words)} words: give 1 to 64, none of them empty")
+                refuse("stop_words", f"'{language}' has {len(words)} words; use 1 to 64, none of them empty")
         return self
 
     def process(self, batch: DocumentBatch) -> Outcome:
@@ -152,9 +152,9 @@ class GopherRepetition(ProseBlock):
         for field in ("top_n_grams", "repeated_n_grams"):
             for length in getattr(self, field):
                 if not 1 <= length <= 64:
-                    refuse(field, f"n-grams of {length} words: give 1 to 64")
+                    refuse(field, f"n-grams of {length} words; use 1 to 64")
         for length in self.top_n_grams.keys() & self.repeated_n_grams.keys():
-            refuse("top_n_grams", f"{length} is a length of repeated_n_grams, too: a length can have one rule")
+            refuse("top_n_grams", f"{length} is also a length of repeated_n_grams; a length can have only one rule")
         return self
 
     def process(self, batch: DocumentBatch) -> Outcome:

@@ -72,11 +72,11 @@ class ProseBlock(Block):
 
     Attributes:
         per_language: whether documents in other languages than English have limits of their own.
-        default_language: the language of documents that have none yet.
+        default_language: the language of documents without one.
     """
 
-    per_language: bool = Field(default=True, description="limits per language, and none for programs")
-    default_language: str = Field(default=ENGLISH, description="language of documents that have none yet")
+    per_language: bool = Field(default=True, description="limits per language; programs have none")
+    default_language: str = Field(default=ENGLISH, description="language of documents without one")
 
     def languages(self, batch: DocumentBatch) -> DocumentLanguages:
         return DocumentLanguages.of(batch, self.per_language, self.default_language)

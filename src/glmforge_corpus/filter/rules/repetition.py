@@ -19,7 +19,7 @@ from glmforge_corpus.words.characters import BREAK, CLASS, TERMINAL
 
 @compiled(inline="always")
 def table_size(num_keys: int) -> int:
-    """Slots for so many keys: a power of two, at most half full."""
+    """Slots for this many keys: a power of two, at most half full."""
     size = 16
     while size < 2 * num_keys:
         size *= 2

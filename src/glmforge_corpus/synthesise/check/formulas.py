@@ -206,4 +206,4 @@ def number(text: str) -> Number:
     try:
         return int(text) if text.removeprefix("-").isdecimal() else simplified(Fraction(text))
     except (ValueError, ZeroDivisionError) as error:
-        raise Unreadable(f"answer '{text}': no number") from error
+        raise Unreadable(f"answer '{text}': not a number") from error

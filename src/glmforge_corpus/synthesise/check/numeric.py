@@ -113,7 +113,7 @@ def _digit_sum(question: str, answer: str) -> bool:
     return total == int(answer)
 
 
-# Stories: what a sentence does to the number of things; the first pattern that fits counts.
+# Stories: how a sentence changes the number of items; the first pattern that fits counts.
 Event = Callable[[Number, list[Number]], Number]
 _EVENTS: tuple[tuple[re.Pattern[str], Event], ...] = tuple(
     (re.compile(pattern), event)
@@ -270,11 +270,11 @@ def _composed(question: str, answer: str) -> bool:
     the beginning, and what comes out must be the end that is given.
     """
     first, *others = [_SCALE.sub(" ", sentence) for sentence in _SENTENCES.split(question)]
-    told = [sentence for sentence in others if numbers(sentence)]
+    quoted = [sentence for sentence in others if numbers(sentence)]
     backwards = not numbers(first)
     value = Fraction(number(answer)) if backwards else Fraction(numbers(first)[0])
-    *told, end = told if backwards else [*told, ""]
-    for sentence in told:
+    *quoted, end = quoted if backwards else [*quoted, ""]
+    for sentence in quoted:
         (n,) = numbers(sentence)
         act = next((act for pattern, act in _MEANS if pattern.search(sentence)), None)
         if act is None:

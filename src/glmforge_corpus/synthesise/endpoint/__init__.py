@@ -1,1 +1,1 @@
-"""Questions and solutions from any server that speaks OpenAI's chat completions."""
+"""Questions and solutions from any server with OpenAI's chat completions API."""

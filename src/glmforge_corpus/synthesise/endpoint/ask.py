@@ -1,6 +1,6 @@
 """Many requests at a time, each paid once, under a cap on their cost.
 
-What the journal has is not asked again. What is asked is written there before and after, so that a run killed at
+What the journal has is not requested again. Requests are recorded there before and after, so that a run killed at
 any moment pays again for nothing but what was in flight.
 
 Before an attempt goes out, the most that it can cost is set aside: a token per byte of the prompt (a byte-level
@@ -101,7 +101,7 @@ class Server(Strict):
         if (fault := url_fault(self.endpoint)) is not None:
             refuse("endpoint", fault)
         if self.max_cost is not None and not (self.prices.prompt or self.prices.completion):
-            refuse("max_cost", "a cap needs prices: give those of prompt and completion tokens")
+            refuse("max_cost", "a cost cap needs prices; pass those of prompt and completion tokens")
         return self
 
 
@@ -137,7 +137,7 @@ def ask_all(requests: Iterable[Request], server: Server, journal: Journal, progr
     """Ask for all that the journal does not have; `journal.entry` has the replies then.
 
     Raises:
-        DataError: the server takes no request of ours. Replies in flight are waited for and kept.
+        DataError: the server takes no request of glmforge. Replies in flight are waited for and kept.
     """
     return asyncio.run(
         _ask_all(list({request.key: request for request in requests}.values()), server, journal, progress)

@@ -32,7 +32,7 @@ from glmforge_corpus.synthesise.problem import question_hash
 
 
 class Sampling(Strict):
-    """Which model is asked, and how it samples."""
+    """The model, and how it samples."""
 
     model: str = Field(min_length=1, description="the model's name on the server")
     samples: int = Field(default=4, ge=1, description="solutions per question")

@@ -1,4 +1,4 @@
-"""What a model is asked: documents or questions as inputs, prompts from files, requests with reproducible keys."""
+"""A model's inputs: documents or questions, prompts from files, requests with reproducible keys."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ class Question:
     Attributes:
         id: names it among its fellows.
         question: its text.
-        verifier: `kind` and `answer` and whatever else the source said; None where the answer is not known.
+        verifier: `kind` and `answer` and further fields of the source; None where the answer is not known.
         source: document it was made from.
     """
 
@@ -39,7 +39,7 @@ class Question:
 def read_inputs(
     documents: Sequence[Path], questions: Path | None, text_field: str = "text"
 ) -> tuple[list[Document] | list[Question], list[str]]:
-    """(what to ask about, what could not be read and was left out).
+    """(what to ask about, what could not be read and was omitted).
 
     Args:
         documents: files and directories of documents, or none.
@@ -50,7 +50,7 @@ def read_inputs(
         ConfigError: both or neither are given; DataError: there is nothing in them.
     """
     if bool(documents) == (questions is not None):
-        raise ConfigError("inputs: give either --documents or --questions")
+        raise ConfigError("inputs: pass either --documents or --questions")
     if questions is None:
         corpus = read_documents(documents, text_field, "skip")
         read = list(corpus)
@@ -61,7 +61,7 @@ def read_inputs(
     found, unreadable = [q for q in lines if isinstance(q, Question)], [q for q in lines if isinstance(q, str)]
     if not found:
         first = f"; the first of {len(unreadable):,} lines: {unreadable[0]}" if unreadable else ""
-        raise DataError(f"{questions}: no questions in it{first}: give JSON lines with one of {_FIELDS}")
+        raise DataError(f"{questions}: no questions{first}; use JSON lines with one of {_FIELDS}")
     return found, unreadable
 
 
@@ -72,7 +72,7 @@ _FIELDS = ", ".join(_QUESTION_FIELDS)
 def read_questions(path: Path) -> Iterator[Question | str]:
     """Questions of a JSONL file: `question` (or `problem`, `prompt`, `instruction`), and `verifier` or `answer`.
 
-    A line that is none comes as a sentence that says why. GSM8K's answers (`... #### 18`) are understood.
+    An invalid line is returned as a sentence that says why. GSM8K's answers (`... #### 18`) are understood.
     """
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -107,7 +107,7 @@ _QUESTION = re.compile(r"<question>\s*(.+?)\s*</question>(?:\s*<answer>\s*(.+?)\
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One chat completion to be asked for.
+    """One chat completion to be requested.
 
     Attributes:
         key: names the request: a hash of the payload, what it is for, and which sample it is.
@@ -135,7 +135,7 @@ def load_template(path: Path | None, default: str, names: tuple[str, ...]) -> Te
     except OSError as error:
         raise ConfigError(f"prompt {path}: cannot be read ({error.strerror}): check the path") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"prompt {path}: not UTF-8 text: give a Jinja file") from error
+        raise ConfigError(f"prompt {path}: not UTF-8 text; pass a Jinja file") from error
     except TemplateError as error:
         raise ConfigError(f"prompt {path}: {error}: it may use {', '.join(names)}") from error
     for name, mark in marks.items():
@@ -160,5 +160,5 @@ def make_request(prompt: str, purpose: str, sample: int, sampling: Mapping[str, 
 
 
 def parse_questions(text: str) -> list[tuple[str, str | None]]:
-    """(question, answer or None) of each question that a reply spells out; thinking is left out."""
+    """(question, answer or None) of each question that a reply spells out; thinking is omitted."""
     return [(q, a or None) for q, a in _QUESTION.findall(text.rpartition("</think>")[2])]

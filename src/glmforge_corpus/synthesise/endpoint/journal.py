@@ -53,7 +53,9 @@ class Journal:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._file.close()
-            raise DataError(f"{self._path}: another run writes here: wait for it, or choose another --out") from error
+            raise DataError(
+                f"{self._path}: another run is writing here; wait for it, or choose another --out"
+            ) from error
         open_attempts = self._replay()
         for key, cost in open_attempts.items():
             self.append({"type": "lost", "key": key, "cost": cost})
@@ -104,7 +106,8 @@ class Journal:
             if entry is None:
                 if self._file.read(1):
                     raise DataError(
-                        f"{self._path}, line {number:,}: damaged: restore it, or remove it to pay for everything again"
+                        f"{self._path}, line {number:,}: damaged; restore it, or remove it to generate (and pay for) "
+                        f"everything again"
                     )
                 break
             self._count(entry, good, len(line))

@@ -97,7 +97,7 @@ def _text(value: object) -> str:
 
 
 def reject_reason(reply: Reply, question: str, rules: Judgement) -> str | None:
-    """Why a reply is not to be kept whatever its answer, or None."""
+    """Why a reply is not to be kept regardless of its answer, or None."""
     text = f"{reply.reasoning}\n{reply.content}"
     if reply.finish == "length":
         return "truncated"
@@ -140,7 +140,7 @@ def is_repetitive(text: str, run: int, max_repeats: int) -> bool:
 def foreign_share(question: str, text: str) -> float:
     """Share of the text's letters that are Chinese where the question has none, or of Latin ones where it is Chinese.
 
-    Formulas and code are left out. A Chinese character weighs as much as four Latin letters: about a word each.
+    Formulas and code are omitted. A Chinese character weighs as much as four Latin letters: about a word each.
     """
     asked_cjk, asked_latin = _script(question)
     cjk, latin = _script(text)
@@ -163,7 +163,7 @@ def judge(
     """Judge all replies to one question.
 
     Args:
-        replies: None where there is none (the server refused the request).
+        replies: None where the server refused the request.
         verifier: `kind` and `answer` where the answer is known.
 
     Returns:

@@ -43,7 +43,9 @@ def hosts_of(launch: LaunchConfig) -> Hosts:
         return NO_HOSTS
     cluster = cluster_of(launch)
     if cluster.nodes is None and cluster.hostfile is None and cluster.slurm is None:
-        raise LaunchError(f"hosts: the launcher {launch.launcher} needs hosts; pass --hosts, --hostfile or --cluster")
+        raise LaunchError(
+            f"hosts: the launcher {launch.launcher} needs hosts: --hosts, --cluster, or hostfile in --options"
+        )
     names, wanted = host_names(launch), least_nodes(launch)
     if wanted > len(names):
         raise LaunchError(f"nodes: {wanted}, spares included, is more than there are hosts: {len(names)}")
@@ -55,5 +57,5 @@ def host_names(launch: LaunchConfig) -> tuple[str, ...]:
     """Those of the options, without the excluded ones. Raises `GlmforgeError`, also if there are none."""
     names = tuple(machine.name for machine in machines_of(cluster_of(launch)) if machine.name not in launch.exclude)
     if not names:
-        raise LaunchError("there is no host: pass --hosts, --hostfile or --cluster")
+        raise LaunchError("no hosts: pass --hosts or --cluster, or set hostfile in --options")
     return names

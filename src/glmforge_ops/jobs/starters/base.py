@@ -91,7 +91,7 @@ def spawn(
             )
         except FileNotFoundError:
             raise LaunchError(
-                f"there is no '{command[0]}' on this machine; install it, or choose another --starter"
+                f"there is no '{command[0]}' on this machine; install it, or choose another starter"
             ) from None
         except OSError as error:
             raise LaunchError(f"'{command[0]}' cannot be started: {error.strerror}") from None

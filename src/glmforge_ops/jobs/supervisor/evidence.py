@@ -18,7 +18,7 @@ from glmforge.observe.run import RunDirectory
 
 _MOST_LOGS, _MOST_LINES, _TAIL, _LINE = 64, 40, 1 << 16, 600
 _DUMP = re.compile(r"^\d{8}T\d{6}Z-rank-(\d{5,7})\.txt$")
-_COLLECTIVES = re.compile(r"== collectives that have not ended ==\n(.*?)(\n== |\Z)", re.DOTALL)
+_COLLECTIVES = re.compile(r"== unfinished collectives ==\n(.*?)(\n== |\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True)

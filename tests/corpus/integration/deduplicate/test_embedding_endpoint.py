@@ -78,7 +78,7 @@ def test_what_may_pass_is_tried_again(status: int) -> None:
 def test_what_does_not_pass_ends_with_the_number_of_attempts() -> None:
     with (
         server(lambda i, body: (503, {})) as (url, requests),
-        pytest.raises(DataError, match=r"no answer after 3 attempts.*run again"),
+        pytest.raises(DataError, match=r"no answer after 3 attempts.*Run it again"),
     ):
         embed(url, ["abc"], retries=2)
     assert len(requests) == 3
@@ -104,9 +104,9 @@ def test_a_refusal_is_not_repeated_and_told_in_the_servers_words() -> None:
     ("answer", "says"),
     [
         (b"<html>", r"no answer after 7 attempts \(200 no such reply: <html>\)"),
-        ({"data": []}, "1 texts sent, vectors"),
+        ({"data": []}, "1 texts sent, but received"),
         ({"data": [{"index": 0, "embedding": [float("nan")]}]}, "1 texts sent"),
-        ({"vectors": 1}, "not an embeddings answer"),
+        ({"vectors": 1}, "not an embeddings response"),
     ],
 )
 def test_answers_that_are_none_are_refused(answer: Any, says: str) -> None:

@@ -101,7 +101,7 @@ def test_which_copy_stays(write_shards: Any, run_stage: Any, keep: str, stays: s
 
 def test_an_unknown_score_is_an_error_that_names_it(write_shards: Any, run_stage: Any) -> None:
     shards = write_shards([[text(1), text(2)], []], scores=[[0.5, 0.5], []])  # no two are alike
-    with pytest.raises(DataError, match=r"no score 'nonsense' \(they have: quality\)"):
+    with pytest.raises(DataError, match=r"no score 'nonsense' \(available: quality\)"):
         run_stage(MinHash(keep="nonsense"), shards)
     assert run_stage(MinHash(keep="quality"), shards).ids == ["0.0", "0.1"]
 
@@ -230,7 +230,7 @@ def test_an_index_keeps_its_documents_whatever_they_weigh(write_shards: Any, run
 def test_what_is_no_index_is_refused(write_shards: Any, run_stage: Any, tmp_path: Path) -> None:
     plain = run_stage(MinHash(), write_shards([[text(1)]])).directory
     for path in (plain, tmp_path / "nowhere"):
-        with pytest.raises(DataError, match="no index: give the directory of a minhash stage"):
+        with pytest.raises(DataError, match="no index; pass the directory of a minhash stage that"):
             MinHash(index=(path,)).check()
     made = run_stage(MinHash(store="signatures"), write_shards([[text(1)]], "other"), "made").directory
     with pytest.raises(DataError, match="shingle options"):
@@ -241,7 +241,7 @@ def test_what_is_no_index_is_refused(write_shards: Any, run_stage: Any, tmp_path
 
 
 def test_bands_without_rows_are_refused() -> None:
-    with pytest.raises(ValueError, match="need each other"):
+    with pytest.raises(ValueError, match="set both bands and rows, or neither"):
         MinHash(bands=3)
     assert issubclass(ConfigError, ValueError)
 

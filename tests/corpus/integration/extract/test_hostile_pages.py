@@ -163,7 +163,7 @@ def test_a_page_that_does_not_end_and_one_that_ends_the_parser_are_named_and_the
     assert documents == [1, 3, 5]
     assert [line["reason"] for line in lines] == ["unreadable page"] * 2
     assert "took more than 0.5 s of CPU time" in lines[0]["detail"]
-    assert "ended the parser with SIGSEGV" in lines[1]["detail"]
+    assert "killed the parser with SIGSEGV" in lines[1]["detail"]
     assert [line["where"].endswith(f"h.warc:{label}") for line, label in zip(lines, (2, 4), strict=True)] == [True] * 2
 
 
@@ -185,7 +185,7 @@ def test_memory_is_bounded():
     # Formatting elements that are opened again in each paragraph: two million elements of over 100 bytes.
     process = PageProcess(memory=100 << 20)
     try:
-        with pytest.raises(UnreadablePageError, match=r"memory|ended the parser"):
+        with pytest.raises(UnreadablePageError, match=r"memory|killed the parser with"):
             process.read(MAKERS["formatting opened again"](2_000), None, 60)
         assert process.read(GOOD, None, 60).text.startswith(b"The river")
     finally:

@@ -82,9 +82,9 @@ def test_row_groups_without_a_text_are_put_aside(tmp_path: Path, column: pa.Arra
 @pytest.mark.parametrize(
     ("column", "says"),
     [
-        (pa.array([{"en": "one"}]), "write the field of it that is the text into a column of its own"),
+        (pa.array([{"en": "one"}]), "store its text field as a separate column"),
         (pa.array([["one", "two"]]), "join each list into one text"),
-        (pa.array([1]), "is int64, not text: name the column of the text"),
+        (pa.array([1]), "is int64, not text: select a text column"),
     ],
     ids=["struct", "list", "number"],
 )
@@ -139,6 +139,6 @@ def test_a_repository_has_names_that_are_not_utf8(tmp_path: Path) -> None:
 
 def test_a_name_that_no_pipeline_file_can_hold_is_refused(tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9.txt")
-    with pytest.raises(ConfigError, match=r"caf\\xe9.txt: this name is not UTF-8"):
+    with pytest.raises(ConfigError, match=r"caf\\xe9.txt: the name is not UTF-8"):
         run(tmp_path / "out", tmp_path / name)
     assert not (tmp_path / "out").exists()

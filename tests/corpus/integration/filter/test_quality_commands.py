@@ -69,7 +69,7 @@ def test_a_model_is_not_overwritten_unasked(seeds: Path, tmp_path: Path) -> None
     out.write_bytes(b"precious")
     status, message = invoke(seeds, out)
     assert status == 1
-    assert "exists already" in message
+    assert "already exists" in message
     assert out.read_bytes() == b"precious"
     assert invoke(seeds, out, "--force", "--high-precision", "0.8")[0] == 0
 
@@ -111,7 +111,7 @@ def test_records_that_cannot_be_read_stop_the_training_or_are_left_out(seeds: Pa
     assert not (tmp_path / "q.npz").exists()
     status, output = invoke(seeds, tmp_path / "q.npz", *more, "--on-error", "skip")
     assert status == 0, output
-    assert "left out 1 record that cannot be read" in output
+    assert "skipped 1 unreadable record" in output
     assert "--on-error" not in output, "it is given already"
 
 
@@ -120,11 +120,11 @@ def test_records_that_cannot_be_read_stop_the_training_or_are_left_out(seeds: Pa
     [
         (
             ["--toxic", "good", "--harmless", "good"],
-            "toxic seeds: no documents are left: 600 texts are in both the toxic and ",
+            "toxic seeds: no documents remain: 600 texts are in both the toxic and ",
         ),
         (
             ["--toxic", "bad", "--harmless", "bad", "--harmless", "good"],
-            "toxic seeds: no documents are left: 600 texts are in both",
+            "toxic seeds: no documents remain: 600 texts are in both",
         ),
         (["--toxic", "bad", "--harmless", "few"], "harmless seeds: 3 different documents leave 0 in the smallest"),
     ],

@@ -111,7 +111,7 @@ def test_a_ray_cluster_that_is_not_there(tmp_path, monkeypatch):
     pipeline = _pipeline(tmp_path / "out").model_copy(
         update={"executors": ExecutorSettings.model_validate({"ray": {"address": "auto"}})}
     )
-    with pytest.raises(DataError, match=r"executors.ray: no Ray cluster answers at address 'auto'"):
+    with pytest.raises(DataError, match=r"executors.ray: no Ray cluster at address 'auto'"):
         run_pipeline(pipeline, "ray")
 
 

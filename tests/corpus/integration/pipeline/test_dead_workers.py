@@ -76,6 +76,6 @@ def test_a_task_that_dies_of_no_file_twice_ends_the_run_and_says_what_it_reads(t
     raw = write(tmp_path / "raw", {"a": "deadly\n"})
     value = pipeline(tmp_path / "out", raw)
     value = value.model_copy(update={"stages": (*value.stages, Clean(blocks=(DeadlyBlock(),)))})
-    message = r"task 0 died twice, the second time run on its own \(signal 11, SIGSEGV\): .*00000/documents.parquet"
+    message = r"task 0 died twice, the second time alone \(signal 11, SIGSEGV\).*00000/documents.parquet"
     with pytest.raises(DataError, match=message):
         run_pipeline(value)

@@ -94,7 +94,7 @@ def _missing_word_lists(output: Path) -> Pipeline:
     [
         (_pipeline, "slrum", "unknown executor 'slrum': did you mean 'slurm'"),
         (_pipeline, "slurm", "add 'executors.slurm'"),
-        (_missing_word_lists, "local", "nowhere: no word lists there"),
+        (_missing_word_lists, "local", "nowhere: no word lists"),
     ],
 )
 def test_what_cannot_be_run_leaves_nothing_behind(tmp_path, pipeline, executor, message):

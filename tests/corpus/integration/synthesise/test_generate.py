@@ -248,7 +248,7 @@ def test_a_refused_request_is_not_asked_again(tmp_path):
 def test_a_wrong_key_ends_the_run_and_is_never_written(tmp_path, status, monkeypatch, caplog):
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     with Fake(lambda *_: (status, {}, f"bad key {SECRET}")) as fake:
-        with pytest.raises(DataError, match="refuses all requests") as error:
+        with pytest.raises(DataError, match="rejects all requests") as error:
             generate(questions(50), tmp_path, server(fake), SAMPLING)
         assert len(fake.bodies) <= 8
         assert {headers["Authorization"] for headers in fake.headers} == {f"Bearer {SECRET}"}
@@ -380,8 +380,8 @@ def test_command(tmp_path):
     assert "cost:" in result.output
     before = sorted(tmp_path.rglob("*"))
     refused = {
-        "--max-cost 1": "--max-cost: a cap needs prices",
-        "--endpoint ftp://x": "--endpoint: no URL",
+        "--max-cost 1": "--max-cost: a cost cap needs prices",
+        "--endpoint ftp://x": "--endpoint: not a server URL",
         "--endpoint http://user:pw@x/v1": "would be logged",
         "--documents x": "either --documents or --questions",
         f"--solution-prompt {path}": "does not use",
@@ -400,7 +400,7 @@ def test_command(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("", "q.jsonl: no questions in it: give JSON lines with one of question, "),
+        ("", "q.jsonl: no questions; use JSON lines with one of question, "),
         ('{"text": "x"}\n\n{oops\n', "the first of 2 lines: q.jsonl:1: no text in a field question, problem, "),
         ('{oops\n{"question": 3}\n', "the first of 2 lines: q.jsonl:1: not JSON"),
     ],

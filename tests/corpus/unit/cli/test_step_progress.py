@@ -51,6 +51,6 @@ def _interrupted(console: Console) -> None:
 
 def test_an_interrupted_run_says_what_to_do():
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with pytest.raises(KeyboardInterrupt, match="run the same command again"):
+    with pytest.raises(KeyboardInterrupt, match="run it again to resume"):
         _interrupted(console)
     assert console.file.getvalue().endswith("\n\x1b[?25h"), "the cursor is shown again"

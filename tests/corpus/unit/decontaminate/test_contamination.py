@@ -232,5 +232,5 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         Contamination.load([], Matching(ignore=(tmp_path / "nothing",)))
     path = tmp_path / "set.jsonl"
     path.write_text('{"question": "Too short"}')
-    with pytest.raises(DataError, match="no item has 8 words"):
+    with pytest.raises(DataError, match="no item has 8 searchable words"):
         Contamination.load([EvaluationSet(name="tiny", path=path)])

@@ -78,7 +78,7 @@ def test_texts_without_shingles_have_no_keys(tmp_path: Path) -> None:
 
 def test_too_many_rows_for_a_shard_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bands, "ROW_BITS", 2)
-    with pytest.raises(DataError, match="5 documents: 4 are the maximum"):
+    with pytest.raises(DataError, match="5 documents; at most 4 are supported"):
         write_keys(tmp_path, np.zeros((5, 1), np.uint64), np.ones(5, bool))
 
 

@@ -77,7 +77,7 @@ def test_order_matters_a_little_and_words_a_lot() -> None:
     ("options", "says"),
     [
         ({"embedder": "lexica"}, "embedder lexica: no such model"),
-        ({"embedder": "http://localhost/v1/embeddings"}, "give 'model'"),
+        ({"embedder": "http://localhost/v1/embeddings"}, "set 'model'"),
     ],
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, str], says: str) -> None:

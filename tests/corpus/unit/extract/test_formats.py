@@ -130,7 +130,7 @@ def test_files_of_an_input(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "complaint"),
-    [("nothing", "no such file or directory"), ("*.zip", "no such"), ("x.bin", "no file of a known format")],
+    [("nothing", "no such file or directory"), ("*.zip", "no such"), ("x.bin", "no files of a known format")],
 )
 def test_inputs_that_are_not_there(tmp_path, name, complaint):
     (tmp_path / "x.bin").write_bytes(b"x")

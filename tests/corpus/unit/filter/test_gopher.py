@@ -156,7 +156,7 @@ def test_limits_of_languages_are_complete() -> None:
     ("make", "message"),
     [
         (lambda: GopherQuality(stop_words={"en": []}), "'en' has 0 words"),
-        (lambda: GopherRepetition(top_n_grams={5: 0.1}), "5 is a length of repeated_n_grams"),
+        (lambda: GopherRepetition(top_n_grams={5: 0.1}), "5 is also a length of repeated_n_grams"),
         (lambda: GopherRepetition(repeated_n_grams={0: 0.1}), "n-grams of 0 words"),
         (lambda: GopherQuality(min_word=3), "min_word"),
     ],

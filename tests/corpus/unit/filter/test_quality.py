@@ -160,7 +160,7 @@ def test_a_model_brings_its_own_bounds(tmp_path) -> None:
 
 def test_a_model_without_bounds_is_refused(tmp_path) -> None:
     path, _ = model_file(tmp_path, False)
-    with pytest.raises(DataError, match="stores no buckets"):
+    with pytest.raises(DataError, match="has no buckets"):
         Quality(model=path).process(batch_of(["text"]))
 
 

@@ -126,7 +126,7 @@ def test_documents_are_judged_each_for_itself(tmp_path) -> None:
     ("options", "message"),
     [
         ({}, "needs 'lists'"),
-        ({"lists": "x", "threshold": 0.5}, "give 'model'"),
+        ({"lists": "x", "threshold": 0.5}, "set 'model'"),
         ({"model": "x", "remove": "mild"}, "applies to word lists"),
     ],
 )
@@ -141,9 +141,9 @@ def test_severities_must_rise() -> None:
 
 
 def test_missing_and_broken_lists_are_named(tmp_path) -> None:
-    with pytest.raises(DataError, match="no word lists there"):
+    with pytest.raises(DataError, match="no word lists"):
         load_word_lists(tmp_path / "nowhere")
-    with pytest.raises(DataError, match="no word lists there"):
+    with pytest.raises(DataError, match="no word lists"):
         load_word_lists(tmp_path)
     (tmp_path / "en").write_bytes(b"\xff\xfe")
     with pytest.raises(DataError, match=r"en: not readable as a word list"):

@@ -51,7 +51,7 @@ def test_a_step_that_cannot_be_made(step, options):
 def test_a_step_that_makes_documents_of_its_own(tmp_path):
     (tmp_path / "d.jsonl").write_text('{"text": "new", "id": "n"}\n')
     block = DatatroveBlock(step="datatrove.pipeline.readers:JsonlReader", options={"data_folder": str(tmp_path)})
-    with pytest.raises(DataError, match="produces documents of its own"):
+    with pytest.raises(DataError, match="produces documents itself"):
         block.process(batch_of(["a"]))
 
 

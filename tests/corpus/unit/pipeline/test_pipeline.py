@@ -80,8 +80,8 @@ def test_a_list_with_a_wrong_item_is_not_called_empty(inputs, lines):
     [
         ("seed", "must have the form dotted.key=value, such as output=out2"),
         (".=3", "must have the form"),
-        ("seed=", "has no value; write seed=null to unset it"),
-        ("stages.7=x", "'7' is no item of a list of 2"),
+        ("seed=", "value is missing; write"),
+        ("stages.7=x", "'7' is not an index of this list of 2"),
         ("stages.0.numbers.shard=1", "numbers: shard: unknown key; did you mean 'shards'"),
     ],
 )

@@ -59,7 +59,7 @@ def test_quotas_add_up(count, families, levels):
         ("families", ["logics"], "no 'logics'"),
         ("levels", [0], "no '0'"),
         ("languages", ["de"], "no 'de'"),
-        ("levels", [1, 1], "twice"),
+        ("levels", [1, 1], "duplicate name"),
     ],
 )
 def test_unknown_options_are_refused(field, value, message):

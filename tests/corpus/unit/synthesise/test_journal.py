@@ -83,7 +83,11 @@ def test_damage_in_the_middle_is_an_error_that_names_the_line(tmp_path):
 
 
 def test_one_run_at_a_time(tmp_path):
-    with Journal(tmp_path / "j"), pytest.raises(DataError, match="another run writes here"), Journal(tmp_path / "j"):
+    with (
+        Journal(tmp_path / "j"),
+        pytest.raises(DataError, match="another run is writing here"),
+        Journal(tmp_path / "j"),
+    ):
         pass
 
 

@@ -240,7 +240,7 @@ def test_higher_levels_are_longer(family):
 def test_unknown_names_are_refused():
     with pytest.raises(ConfigError, match="choose from arithmetic"):
         make_problem(0, "arithmetics", 1, 0)
-    with pytest.raises(ConfigError, match="levels go from 1 to 5"):
+    with pytest.raises(ConfigError, match="must be from 1 to 5"):
         make_problem(0, "arithmetic", 6, 0)
 
 

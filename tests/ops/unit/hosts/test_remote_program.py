@@ -113,7 +113,7 @@ def test_what_a_login_shell_prints_is_no_answer() -> None:
         (b"\n" + MARK + b'{"a": 1}', "gave no answer"),
         (b"\n" + MARK + b"{\n", "not valid JSON"),
         (b"\n" + MARK + b"\xff\n", "not valid JSON"),
-        (b"\n" + MARK + b"[]\n", "must hold one JSON object"),
+        (b"\n" + MARK + b"[]\n", "must contain one JSON object"),
         (b"\n" + MARK + b"{" + b"[]," * 1_000_001 + b"}\n", "more than 1,000,000 values"),
     ],
 )

@@ -42,7 +42,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("nodes: [a]\nhostfile: b", "hostfile: nodes says already which machines there are"),
+        ("nodes: [a]\nhostfile: b", "hostfile: nodes also names the machines"),
         ("nodes: ['a;b']", "not the name of a host"),
         ("local_path: nvme", "'nvme' is not absolute"),
         ("node: [a]", "did you mean 'nodes'"),

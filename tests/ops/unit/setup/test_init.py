@@ -96,7 +96,7 @@ def test_no_file_is_replaced_unless_forced(tmp_path: Path) -> None:
     file.write_text("name: mine\n")
     again = CliRunner().invoke(app, options)
     assert isinstance(again.exception, DataError)
-    assert str(again.exception) == f"{file}: exists already: choose another name, or replace it with --force"
+    assert str(again.exception) == f"{file}: already exists; choose another name, or pass --force to overwrite it"
     assert file.read_text() == "name: mine\n"
     assert CliRunner().invoke(app, [*options, "--force"]).exit_code == 0
     assert load_cluster(file).nodes == ["localhost"]

@@ -111,8 +111,8 @@ LIES = {
     "an unknown type": (lambda d: tensor(d).__setitem__("dtype", "F4"), "metadata.json: tensors"),
     "a tensor without slices": (lambda d: d["tensors"].__setitem__("model.x", dict(tensor(d))), "do not make up"),
     "a slice less": (lambda d: d["shards"][0]["slices"].pop(next(iter(d["shards"][0]["slices"]))), "holds .* too"),
-    "another number of shards": (lambda d: d.__setitem__("num_shards", 2), "describes 1 shards, num_shards is 2"),
-    "a later format": (lambda d: d.__setitem__("format_version", 9), "use a newer one"),
+    "another number of shards": (lambda d: d.__setitem__("num_shards", 2), "describes 1 shards, but num_shards is 2"),
+    "a later format": (lambda d: d.__setitem__("format_version", 9), "use a newer glmforge"),
     "another format": (lambda d: d.__setitem__("format", "lora"), "metadata.json: format"),
 }
 

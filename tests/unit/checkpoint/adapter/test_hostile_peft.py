@@ -72,10 +72,10 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "rslora 1": ({"use_rslora": 1}, "is not of a LoRA adapter"),
     "dora yes": ({"use_dora": "yes"}, "is not of a LoRA adapter"),
     "another kind": ({"peft_type": "IA3"}, "is not of a LoRA adapter"),
-    "a map's own rank": ({"rank_pattern": {PACKED: 4, "q_proj": 1}}, "rank_pattern is .* can only be"),
-    "a map's own alpha": ({"alpha_pattern": {PACKED: 8, "q_proj": 1}}, "alpha_pattern is .* can only be"),
-    "packed alpha not doubled": ({"alpha_pattern": None}, r"alpha_pattern is \{\}.* can only be"),
-    "biases": ({"bias": "lora_only"}, "biases are trained as well"),
+    "a map's own rank": ({"rank_pattern": {PACKED: 4, "q_proj": 1}}, "rank_pattern is .* adapter's"),
+    "a map's own alpha": ({"alpha_pattern": {PACKED: 8, "q_proj": 1}}, "alpha_pattern is .* adapter's"),
+    "packed alpha not doubled": ({"alpha_pattern": None}, r"alpha_pattern is \{\}.* adapter's"),
+    "biases": ({"bias": "lora_only"}, "biases, which are not supported"),
     "layers repeated": ({"layer_replication": [[0, 2]]}, "layer_replication is set"),
     "after a token only": ({"alora_invocation_tokens": [5]}, "alora_invocation_tokens is set"),
     "PiSSA": ({"init_lora_weights": "pissa_niter_16"}, "has changed the base weights"),
@@ -132,10 +132,10 @@ def fewer_experts(tensors: dict[str, Tensor]) -> None:
     ("change", "expected"),
     [
         (other_shape, "q_proj.lora_A.weight: has shape [2, 47] in the adapter, the run needs [2, 48]"),
-        (no_number, "q_proj.lora_A.weight holds values that are not finite"),
+        (no_number, "q_proj.lora_A.weight contains non-finite values"),
         (half, "q_proj.lora_A.weight: is not in the adapter"),
-        (one_more, r"'base_model.model.../../x\nglmforge: all is well': the run has no such adapter"),
-        (foreign, r"'../../x\nglmforge: all is well' is no name of PEFT's"),
+        (one_more, r"'base_model.model.../../x\nglmforge: all is well': not adapted by this run"),
+        (foreign, r"'../../x\nglmforge: all is well' is not a PEFT tensor name"),
         (fewer_experts, "mlp.experts: the adapter has A ["),
     ],
 )
@@ -151,20 +151,20 @@ def test_tensors_that_do_not_fit_are_refused(
 def test_a_pickle_is_not_opened(adapter: Path, base: Path) -> None:
     (adapter / WEIGHTS_FILE).rename(adapter / "adapter_model.bin")
     (said,) = refusals(adapter, base)
-    assert "has adapter_model.bin only" in said
+    assert "has only adapter_model.bin, and loading a pickle can" in said
     shutil.rmtree(adapter)
-    assert all("holds no adapter of PEFT's" in said for said in refusals(adapter, base))
+    assert all("not a PEFT adapter" in said for said in refusals(adapter, base))
 
 
 def test_what_is_no_checkpoint_of_adapters_is_named(adapter: Path, base: Path) -> None:
-    for source, what in ((adapter, "is an adapter as PEFT keeps it"), (base, "is a Hugging Face model")):
+    for source, what in ((adapter, "is a PEFT adapter; convert it with 'glmforge"), (base, "is a Hugging Face model")):
         with pytest.raises(CheckpointError, match=f"{source}: {what}"):
             find_adapter(source)
     checkpoint = import_peft(adapter, adapter / "out", base=base)
     assert find_adapter(adapter / "out")[0] == checkpoint
-    with pytest.raises(CheckpointError, match="is a checkpoint of adapters already"):
+    with pytest.raises(CheckpointError, match="is already an adapter checkpoint"):
         import_peft(checkpoint, adapter / "again", base=base)
-    with pytest.raises(CheckpointError, match=r"is no Hugging Face directory"):
+    with pytest.raises(CheckpointError, match=r"is not a Hugging Face directory"):
         import_peft(adapter, adapter / "again", base=adapter)
 
 

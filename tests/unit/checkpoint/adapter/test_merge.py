@@ -158,7 +158,10 @@ def test_what_does_not_belong_together_is_refused_in_one_line(tmp_path, base):
     other = tmp_path / "other"
     state = {name: tensor + 1e-3 for name, tensor in import_hf(base)[1]}
     export_hf(state, CONFIG, other, dtype=torch.float32, max_shard_bytes=200_000)
-    with pytest.raises(CheckpointError, match=r"was trained on the weights of .*/model .* holds others") as error:
+    with pytest.raises(
+        CheckpointError,
+        match=r"was trained on the weights of .*/model .* holds other or changed weights",
+    ) as error:
         merge(checkpoint, tmp_path / "merged", other)
     assert "\n" not in str(error.value)
     shallow = tmp_path / "shallow"
@@ -172,10 +175,28 @@ def test_what_does_not_belong_together_is_refused_in_one_line(tmp_path, base):
 @pytest.mark.parametrize(
     ("settings", "model", "reason"),
     [
-        ({"modules_to_save": ("gate",)}, {}, r"mlp.gate.e_score_correction_bias is no part of the adapter.*--full"),
-        ({"modules_to_save": ("model.layers.1.mlp.*",)}, {}, "e_score_correction_bias is no part of the adapter"),
-        ({"modules_to_save": ("*.v_proj.bias",)}, {}, r"only a part is trained: add 'model.layers.0.*v_proj.weight'"),
-        ({"modules_to_save": ("experts.down_proj",)}, {}, r"only a part is trained: add '.*experts.gate_up_proj'"),
+        (
+            {"modules_to_save": ("gate",)},
+            {},
+            "mlp.gate.e_score_correction_bias is not in the adapter; adapt the router",
+        ),
+        (
+            {"modules_to_save": ("model.layers.1.mlp.*",)},
+            {},
+            "e_score_correction_bias is not in the adapter; adapt the router",
+        ),
+        (
+            {"modules_to_save": ("*.v_proj.bias",)},
+            {},
+            r"only part of model\.layers\.0\.self_attn\.v_proj is trained; "
+            r"add 'model\.layers\.0\.self_attn\.v_proj\.weight'",
+        ),
+        (
+            {"modules_to_save": ("experts.down_proj",)},
+            {},
+            r"only part of model\.layers\.1\.mlp\.experts is trained; "
+            r"add 'model\.layers\.1\.mlp\.experts\.gate_up_proj'",
+        ),
         ({}, {"heads": {"score": 1}}, r"no head 'score' \(model.heads\); or load the run itself"),
     ],
 )

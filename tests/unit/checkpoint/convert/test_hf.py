@@ -137,7 +137,7 @@ def test_we_load_what_transformers_saves(tmp_path, changes, caplog):
     assert read_config == config.model_copy(update={"num_nextn_predict_layers": 0})
     assert_equal(dict(tensors), model.state_dict())
     announced = config.num_nextn_predict_layers > 0
-    assert ("config.json announces" in caplog.text) == announced
+    assert ("config.json lists" in caplog.text) == announced
 
 
 def test_the_files_are_those_of_a_published_checkpoint(tmp_path):
@@ -288,7 +288,7 @@ def test_a_directory_is_replaced_only_if_it_is_an_export_and_on_request(tmp_path
 @pytest.mark.parametrize("changes", [{"heads": {"score": 1}}, SCORE_ONLY | {"heads": {"value": 1}}], ids=str)
 def test_other_heads_of_its_own_are_not_exported(tmp_path, changes):
     config = make_config(**changes)
-    with pytest.raises(CheckpointError, match=r"heads of its own \((score|value)\).*sequence classification"):
+    with pytest.raises(CheckpointError, match=r"heads \((score|value)\) that cannot be exported together with"):
         export_hf(make_state(config), config, tmp_path / "hf")
 
 
@@ -325,7 +325,7 @@ STATE_DEFECTS = {
     "unexpected": (lambda s: s.update(extra=torch.zeros(1)), "has extra, unknown"),
     "shape": (
         lambda s: s.update({"model.norm.weight": torch.zeros(17)}),
-        r"model\.norm\.weight would be \[17\] and has to be \[16\]",
+        r"model\.norm\.weight is \[17\], expected \[16\]",
     ),
 }
 
@@ -342,14 +342,15 @@ def test_a_state_that_does_not_fit_is_not_exported(tmp_path, defect, message):
 
 EXPERT = "model.layers.1.mlp.experts.2.up_proj.weight"
 FILE_DEFECTS = {
-    "missing": (lambda t: t.pop(EXPERT), rf"{EXPERT} missing; config\.json asks for them"),
+    "missing": (lambda t: t.pop(EXPERT), rf"{EXPERT} missing, required by config\.json"),
     "unexpected": (
         lambda t: t.update({"model.layers.9.weight": torch.zeros(1)}),
-        r"model\.layers\.9\.weight in the files, but not in the model of config\.json",
+        r"model\.layers\.9\.weight in the files, but not in config\.json's model \(num_hidden_layers 3, "
+        r"num_nextn_predict_layers 1; quantized",
     ),
     "shape": (
         lambda t: t.update({EXPERT: torch.zeros(16, 12)}),
-        rf"{EXPERT} is \[16, 12\], config\.json makes it \[12, 16\]",
+        rf"{EXPERT} is \[16, 12\], but config\.json implies \[12, 16\]",
     ),
 }
 
@@ -376,7 +377,10 @@ def test_experts_of_mixed_types_are_refused(tmp_path):
     ("damage", "message"),
     [
         (lambda d: next(d.glob("*.safetensors")).unlink(), r"model-00001-of-00001\.safetensors: missing"),
-        (lambda d: _cut(next(d.glob("*.safetensors"))), "is damaged or cut off"),
+        (
+            lambda d: _cut(next(d.glob("*.safetensors"))),
+            "is damaged or truncated",
+        ),
         (lambda d: (d / "model.safetensors.index.json").write_text("{"), "not valid JSON"),
         (lambda d: (d / "model.safetensors.index.json").write_text("{}"), "is not an index of safetensors"),
         (lambda d: (d / "model.safetensors.index.json").unlink(), r"model\.safetensors: missing"),

@@ -52,7 +52,7 @@ def test_with_several_nodes_a_plan_says_what_crosses_between_them(air: str) -> N
     assert copies["settings"] == "parallel.dp_replicate=2 parallel.dp_shard=8"
     assert copies["axes"] == {"dp_replicate": copies["adapter_bytes"]}
     text = plan(*arguments)
-    assert "the adapter of a node carries each way in a step, at tcp25" in text
+    assert "traffic of a node's adapter each way per step, at tcp25" in text
     assert "shards over all nodes (planned)" in text
     assert "Take a copy on each node: parallel.dp_replicate=2 parallel.dp_shard=8" in text
 
@@ -88,7 +88,7 @@ def test_a_service_batch_by_batch(air: str) -> None:
     assert found["cache_bytes_per_token"] == 188_416 / 2
     assert found["batched"]["seconds_per_token"] <= 0.02
     assert "Batch by batch, weights in fp8" in plan(*arguments)
-    assert "Of the MTP layer's drafts 80%" in plan(*arguments, "--acceptance", "0.8")
+    assert "acceptance rate of the MTP layer's drafts: 80%" in plan(*arguments, "--acceptance", "0.8")
 
 
 def test_rollouts_and_the_step_they_are_part_of(air: str) -> None:
@@ -114,22 +114,28 @@ def test_adapters_are_sent_and_nothing_else(air: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--serve",), "--serve: needs to know the GPU"),
-        (("--serve", "--gpu", "H100 SXM", "--weights", "q3"), "--weights: 'q3' is none"),
-        (("--policy-models", "actor"), "add --stage policy"),
+        (("--serve",), "--serve: needs the GPU; add --gpu, such as --gpu"),
+        (("--serve", "--gpu", "H100 SXM", "--weights", "q3"), "--weights: unknown format 'q3'; choose one of bf16"),
+        (("--serve", "--gpu", "H100 SXM", "--cache", "int8"), "--cache: unknown format 'int8'; choose one of bf16"),
+        (("--policy-models", "actor"), "needs --stage policy"),
         (
             ("--stage", "rlhf"),
             "--stage: unknown stage 'rlhf'; choose one of pretrain, midtrain, sft, lora",
         ),
-        (("--stage", "rollout"), "for what trains nothing see --rollout and --serve"),
-        (("--lora", "rank=8", "--dry-run"), "not that of stage lora"),
-        (("--stage", "sft"), "--stage: the configuration says 'pretrain'; write stage=sft in place of it"),
-        (("--weights", "fp8"), "--weights: is a setting of --serve and --rollout"),
-        (("--serve", "--gpu", "H100 SXM", "--lora", "rank=8"), "--serve: trains nothing"),
-        (("--rollout", ROLLOUT, "--gpu", "H100 SXM", "--lora", "rank=8"), "not for stage lora; add --stage policy"),
+        (("--stage", "rollout"), "without training see --rollout and --serve"),
+        (("--lora", "rank=8", "--dry-run"), "not stage lora; remove it"),
+        (("--stage", "sft"), "--stage: the configuration says 'pretrain'; use stage=sft instead"),
+        (("--weights", "fp8"), "--weights: needs --serve or --rollout"),
+        (("--serve", "--gpu", "H100 SXM", "--lora", "rank=8"), "--serve: does not train; remove --stage, --lora and"),
+        (("--serve", "--gpu", "H100 SXM", "--search"), "--serve: cannot be combined with --search; remove one of them"),
+        (("--rollout", ROLLOUT, "--gpu", "H100 SXM", "--lora", "rank=8"), "not to stage lora; add --stage policy"),
         (("--rollout", "prompts=1", "--gpu", "H100 SXM"), "--rollout: samples is missing"),
         (("--rollout", ROLLOUT + ",longest=9", "--gpu", "H100 SXM"), "longest=9 is less than response"),
-        (("--rollout", ROLLOUT + ",top_p=1", "--gpu", "H100 SXM"), "'top_p' is no setting"),
+        (("--rollout", ROLLOUT + ",prompt=-1", "--gpu", "H100 SXM"), "prompt='-1' must be a number from 1 to"),
+        (
+            ("--rollout", ROLLOUT + ",top_p=1", "--gpu", "H100 SXM"),
+            "'top_p'; write prompts=64,samples=8,prompt=1024,response=8192,longest=65536 (the last three in",
+        ),
         (("--rollout", ROLLOUT, "--gpu", "RTX 4090"), "cannot hold the weights"),
     ],
 )

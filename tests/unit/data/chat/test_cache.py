@@ -37,8 +37,8 @@ def test_a_file_is_encoded_once_and_its_wrong_records_are_told_every_time(path, 
             caplog.clear()
             prefix = ensure(path, tokenizer_dir, config, tmp_path / "kept")
             times.append(shard_paths(prefix)[0].stat().st_mtime_ns)
-            assert "3 records, 1 of them wrong, 2 documents, " in caplog.text
-            assert f"left out: {path}:2: messages must be a list" in caplog.text
+            assert "3 records, 1 of them invalid, 2 documents, 44 tokens, 27% of" in caplog.text
+            assert f"skipped: {path}:2: messages must be a list" in caplog.text
     assert times[0] == times[1]
     assert prefix.parent == tmp_path / "kept"
     TokenShard(prefix).verify()

@@ -125,7 +125,7 @@ def test_what_users_and_tools_spell_is_text_and_not_learnt(tokenizer, messages, 
 
 
 def test_nothing_to_learn_is_an_error(tokenizer):
-    with pytest.raises(DataError, match="nothing is to be learnt"):
+    with pytest.raises(DataError, match="no trainable tokens"):
         documents(tokenizer, [USER, PLAIN | {"loss_weight": 0}])
 
 
@@ -139,7 +139,7 @@ def test_a_list_of_results_opens_a_turn_of_its_own(tokenizer):
 
 def test_a_template_with_other_turns_is_refused(tokenizer):
     foreign = Tokenizer(tokenizer.to_json(), "{% for m in messages %}<|user|>{{ m.content }}{% endfor %}")
-    with pytest.raises(DataError, match="chat template does not open turns as GLM's does"):
+    with pytest.raises(DataError, match="chat template does not start turns as GLM's does; use GLM's"):
         documents(foreign, [USER, PLAIN])
 
 

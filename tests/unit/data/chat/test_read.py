@@ -68,7 +68,7 @@ def test_a_directory_is_all_its_files_by_name(tmp_path):
     ("line", "complaint"),
     [
         (b"{", r"a.jsonl:1:1: not valid JSON"),
-        (b"3", r"a.jsonl:1: must hold one JSON object"),
+        (b"3", "a.jsonl:1: must contain one JSON object, not 3"),
         (b'{"messages": "\xff"}', r"a.jsonl:1: not UTF-8 text \(byte 14 of the line\)"),
         (b'{"messages": "\\ud800"}', "half of a surrogate pair"),
         (b'{"messages": NaN}', "NaN"),
@@ -95,7 +95,7 @@ def test_a_line_that_is_no_record_does_not_stop_the_others(tmp_path, line, compl
         ("a.jsonl.gz", gzip.compress(LINES)[:-9], "cannot be read"),
         ("a.jsonl.gz", gzip.compress(b" " * (17 << 20), 1), r"a\.jsonl\.gz: a line of over 16,777,216 bytes"),
         ("a.parquet", b"PAR1", "not readable as Parquet"),
-        ("a.txt", LINES, "conversations are read from .jsonl"),
+        ("a.txt", LINES, r"conversation file; supported are \.jsonl, \.json, \.parquet"),
     ],
 )
 def test_a_file_that_cannot_be_read_on(tmp_path, name, content, complaint):
@@ -107,7 +107,7 @@ def test_a_file_that_cannot_be_read_on(tmp_path, name, content, complaint):
 def test_a_missing_file_and_an_empty_directory(tmp_path):
     with pytest.raises(DataError, match=r"nowhere\.jsonl: no such file"):
         list(read_records([tmp_path / "nowhere.jsonl"]))
-    with pytest.raises(DataError, match="holds no file of conversations"):
+    with pytest.raises(DataError, match="contains no conversation files"):
         list(read_records([tmp_path]))
 
 

@@ -58,9 +58,9 @@ def test_wrong_records_are_counted_and_told_up_to_the_limit(write, tokenizer_dir
     _, report = tokenize_chat([path], tokenizer_dir, tmp_path / "a", ChatConfig(max_wrong=2))
     assert (report.counts.records, report.counts.wrong, report.counts.documents) == (4, 2, 2)
     assert report.problems[0].startswith(f"{path}:2: the last message must be the assistant's")
-    assert report.problems[1].startswith(f"{path}:3: no conversation: it has the fields x")
+    assert report.problems[1].startswith(f"{path}:3: not a conversation: it has the fields x")
     for allowed, line in ((0, 2), (1, 3)):
-        with pytest.raises(DataError, match=rf"chat\.jsonl:{line}: .*wrong records: 2, allowed: {allowed}"):
+        with pytest.raises(DataError, match=rf"chat\.jsonl:{line}: .*invalid records: 2, allowed: {allowed}"):
             tokenize_chat([path], tokenizer_dir, tmp_path / "b", ChatConfig(max_wrong=allowed))
     assert not list(tmp_path.glob("b*"))
 

@@ -40,7 +40,7 @@ def test_scores():
     np.testing.assert_array_equal(batch.score("quality"), np.array([0.5, np.nan], np.float32))
     assert batch.table.column("score_quality").to_pylist() == [0.5, None]
     assert batch.with_score("quality", np.zeros(2)).score_names == ["quality"]
-    with pytest.raises(DataError, match=r"^score 'depth': .*they have: quality"):
+    with pytest.raises(DataError, match=r"^score 'depth': documents have no such score"):
         batch.score("depth")
 
 
@@ -73,7 +73,7 @@ def test_a_damaged_shard_and_a_missing_column(tmp_path):
     with pytest.raises(DataError, match="no column 'score_x'"):
         list(read_batches(tmp_path / "s", ["score_x"]))
     (tmp_path / "s").write_bytes((tmp_path / "s").read_bytes()[:-5])
-    with pytest.raises(DataError, match="not readable as a shard"):
+    with pytest.raises(DataError, match=r"not readable as a document shard \(Parquet magic bytes not found"):
         list(read_batches(tmp_path / "s"))
 
 

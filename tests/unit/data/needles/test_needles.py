@@ -110,7 +110,7 @@ def test_text_without_sentences_is_refused(tokenizer: Tokenizer, make_shard: Mak
 
 
 def test_a_question_without_room_is_refused(tokenizer: Tokenizer) -> None:
-    with pytest.raises(DataError, match="lengths: 64 tokens have no room for the question of task 'single'"):
+    with pytest.raises(DataError, match="lengths: 64 tokens are too few for the question of"):
         made(tokenizer, lengths=[64])
 
 

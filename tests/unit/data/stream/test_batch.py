@@ -85,7 +85,7 @@ def test_micro_batches_are_the_rows_in_order(batch):
 
 @pytest.mark.parametrize("size", [0, 2, 4])
 def test_micro_batches_must_divide_the_batch(batch, size):
-    with pytest.raises(DataError, match=f"micro_batch_size {size}: does not divide the 3 sequences"):
+    with pytest.raises(DataError, match=f"micro_batch_size {size}: does not divide the rank's 3 sequences"):
         batch.micro_batches(size)
 
 

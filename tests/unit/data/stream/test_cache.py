@@ -68,7 +68,11 @@ def test_damaged_original(data, shards):
     content = bytearray(path.read_bytes())
     content[7] ^= 1
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"code\.bin: is damaged: its checksum is not the one"):
+    with pytest.raises(
+        DataError,
+        match=r"code\.bin: is damaged: its checksum differs from the recorded one; create "
+        r"it",
+    ):
         copy_shards(data)
     assert "code.bin" not in copies(data)
     assert not list(data.cache_dir.rglob("*.partial"))

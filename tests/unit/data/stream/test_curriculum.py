@@ -136,7 +136,7 @@ def test_sources_come_and_go(make_curriculum):
     assert words == ["phase 'phase0' from sample 8: web 0.5 -> 1, code 0.5 -> 0"]
     drawn += rows(without, 0, range(8, 16), {"phase0": 8})
     assert without.stream(0, {}).batch(8, 4).source_B == (0, 0, 0, 0)
-    with pytest.raises(DataError, match=r"source 'code': has been drawn from, but data\.sources has it no more"):
+    with pytest.raises(DataError, match=r"source 'code': was consumed, but is missing from data\.sources"):
         without.stream(0, {}).batch(0, 8)
     back, words = resumed(without, make_curriculum([{"steps": 10}], **EVEN), {"phase0": 16})
     assert words == ["phase 'phase0' from sample 16: web 1 -> 0.5, code 0 -> 0.5"]
@@ -170,14 +170,18 @@ def test_a_source_that_comes_back_must_be_the_same(make_curriculum, make_shard, 
 def test_other_rows_than_consumed(make_curriculum):
     curriculum = make_curriculum([{"steps": 10}])
     rows(curriculum, 0, [0])
-    with pytest.raises(CheckpointError, match=r"phase 'phase0', source 'web': has 50 rows and had 25"):
+    with pytest.raises(
+        CheckpointError, match="phase 'phase0', source 'web': has 50 rows but had 25 when it was consumed"
+    ):
         resumed(curriculum, make_curriculum([{"steps": 10, "seq_len": 4}]), {"phase0": 4})
 
 
 def test_a_checkpoint_without_a_record(make_curriculum):
     curriculum = make_curriculum([{"steps": 10}])
     assert curriculum.load_state_dict({}, {}) == []
-    with pytest.raises(CheckpointError, match="phase 'phase0': the checkpoint does not tell from which mixture"):
+    with pytest.raises(
+        CheckpointError, match="phase 'phase0': the checkpoint does not record the mixture of its samples; start"
+    ):
         curriculum.load_state_dict({}, {"phase0": 4})
 
 
@@ -251,7 +255,8 @@ def test_too_little_text_is_refused_at_launch(make_curriculum):
     """35 rows may come once, and 20 + 20 samples are wanted."""
     caps = {"web": {"max_epochs": 1}, "code": {"max_epochs": 1}}
     words = (
-        r"phases\.1 'phase1': its sources \(web, code\) give 40 tokens too few under data\.sources\.max_epochs.*raise"
+        r"phases\.1 'phase1': its sources \(web, code\) give 40 tokens too few within data\.sources\.max_epochs, "
+        r"which counts over all phases"
     )
     with pytest.raises(DataError, match=words):
         make_curriculum([{"steps": 5}, {"steps": 5}], **caps)

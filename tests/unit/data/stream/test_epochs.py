@@ -40,5 +40,5 @@ def test_an_epoch_ends_with_the_source_that_is_through_first(
 
 def test_before_its_data_are_read_a_phase_of_epochs_has_no_length(shards: Shards) -> None:
     phase = stream_config(shards, [{"epochs": 2}]).phases[0]
-    with pytest.raises(ConfigError, match=r"'phase0': is 2 epochs long, .* give tokens or steps"):
+    with pytest.raises(ConfigError, match=r"'phase0': is 2 epochs long, .* steps=1000\)"):
         print(phase.num_samples)

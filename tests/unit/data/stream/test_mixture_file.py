@@ -40,7 +40,7 @@ def test_what_is_taken_of_each(prefixes, ratios, tokens, caps, given):
         ({"ratios": [1, 2]}, r"ratios: 2 for 3 inputs"),
         ({"ratios": [1, 2, 0]}, r"ratios: must be positive"),
         ({"ratios": [1, 2, float("nan")]}, r"ratios: must be positive"),
-        ({"max_epochs": [1, 2]}, r"max_epochs: give one positive number for all inputs, or 3"),
+        ({"max_epochs": [1, 2]}, r"max_epochs: pass one positive number for all inputs, or 3"),
         ({"max_epochs": [1], "tokens": 2_000_000}, r"tokens 2,000,000: the sources have 1,000,000 too few"),
         ({"tokens": 0}, r"tokens 0: must be between"),
     ],
@@ -54,7 +54,7 @@ def test_a_run_builds_on_the_file(prefixes, tmp_path):
     write_sparse_shard(tmp_path / "web-held-out", 1000)
     out = tmp_path / "mixture.yaml"
     write_mixture(plan_mixture(prefixes, [0.5, 0.3, 0.2], max_epochs=[4]), tmp_path / "t", out, code=["code"])
-    with pytest.raises(DataError, match="exists already"):
+    with pytest.raises(DataError, match="exists; choose another name, or pass --force"):
         write_mixture([], tmp_path, out)
     (tmp_path / "run.yaml").write_text(
         "extends: mixture.yaml\nname: r\nmodel: tiny\nphases: [{name: p, steps: 1, seq_len: 8, batch_size: 1}]\n"
@@ -74,7 +74,7 @@ def test_names_come_from_paths(tmp_path):
         write_sparse_shard(tmp_path / name, 1000)
     sources = plan_mixture([tmp_path / "a/text", tmp_path / "b/text"])
     assert [source.name for source in sources] == ["a-text", "b-text"]
-    with pytest.raises(DataError, match="named twice"):
+    with pytest.raises(DataError, match="appears twice"):
         plan_mixture([tmp_path / "a/text", tmp_path / "a/text"])
     with pytest.raises(DataError, match="code: no source 'c'"):
         write_mixture(sources, tmp_path, tmp_path / "m.yaml", code=["c"])

@@ -175,7 +175,7 @@ def test_a_damaged_byte_is_found(make_shard: MakeShard, position: int) -> None:
     contents = bytearray(path.read_bytes())
     contents[position] ^= 1
     path.write_bytes(contents)
-    with pytest.raises(DataError, match=r"shard\.pack-7-.*delete it, and it is built again"):
+    with pytest.raises(DataError, match=r"shard\.pack-7-.*delete it to rebuild it"):
         ensure_packing(shard, 7)
 
 
@@ -184,14 +184,14 @@ def test_a_short_file_is_refused_on_opening(make_shard: MakeShard, size: int) ->
     shard = make_shard([[1, 2, END]] * 20)
     path = ensure_packing(shard, 7).path
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(DataError, match="delete it, and it is built again"):
+    with pytest.raises(DataError, match="delete it to rebuild it"):
         open_packing(shard, 7)
 
 
 def test_the_packing_of_another_shard_is_refused(make_shard: MakeShard) -> None:
     shard, other = make_shard([[1, 2, END]], "one"), make_shard([[3, 4, END]], "two")
     ensure_packing(other, 3).path.replace(ensure_packing(shard, 3).path)
-    with pytest.raises(DataError, match=r"one\.pack-3-.*packs another shard"):
+    with pytest.raises(DataError, match=r"one\.pack-3-.*belongs to another shard"):
         open_packing(shard, 3)
 
 

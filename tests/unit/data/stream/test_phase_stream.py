@@ -115,5 +115,5 @@ def test_source_shorter_than_a_row(make_stream):
 
 
 def test_batch_that_ranks_cannot_share(make_stream):
-    with pytest.raises(DataError, match="batch_size 8: cannot be shared by 3 data ranks"):
+    with pytest.raises(DataError, match="batch_size 8: cannot be divided over 3 data ranks; choose a"):
         make_stream().batch(0, 8, 0, 3)

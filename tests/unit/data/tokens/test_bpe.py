@@ -70,8 +70,8 @@ def test_byte_lengths_are_those_of_the_text(tokenizer):
 @pytest.mark.parametrize(
     ("vocab_size", "complaint"),
     [
-        (MIN_VOCAB_SIZE - 1, "need at least 292"),
-        (5000, "only .* tokens to learn"),
+        (MIN_VOCAB_SIZE - 1, "must be at least 292"),
+        (5000, "only .* tokens; add text, or lower --vocab-size to"),
         (MAX_VOCAB_SIZE + 1, "2,097,151: at most 2,097,150"),
     ],
 )
@@ -91,7 +91,7 @@ def test_more_text_than_the_trainer_can_count_is_refused(tmp_path, monkeypatch):
 
 def test_existing_tokenizer_is_replaced_only_if_asked(tmp_path):
     train_tokenizer([TEXT], 300, tmp_path / "t")
-    with pytest.raises(DataError, match=r"exists already.*--force"):
+    with pytest.raises(DataError, match="exists; choose another name, or pass --force"):
         train_tokenizer([TEXT], 310, tmp_path / "t")
     assert train_tokenizer([TEXT], 310, tmp_path / "t", overwrite=True).vocab_size == 310
     assert sorted(path.name for path in (tmp_path / "t").iterdir()) == [

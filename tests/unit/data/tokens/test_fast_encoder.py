@@ -116,7 +116,7 @@ def test_an_encoder_of_another_opinion_is_refused(rich):
         ids[-1] = [*ids[-1], 0]
         return ids
 
-    with pytest.raises(UnsupportedTokenizer, match="ids differ"):
+    with pytest.raises(UnsupportedTokenizer, match="IDs differ"):
         FastEncoder.of(rich._plain_json, wrong)
 
 

@@ -62,7 +62,7 @@ def test_weights_are_part_of_what_a_shard_is(tmp_path):
 
 def test_a_shard_written_again_without_weights_loses_them(tmp_path):
     write(tmp_path / "a")
-    with pytest.raises(DataError, match="exists already"):
+    with pytest.raises(DataError, match="exists; choose another name, or pass --force"):
         write(tmp_path / "a", None)
     assert write(tmp_path / "a", None, overwrite=True).loss is None
     assert not loss_path(tmp_path / "a").exists()
@@ -76,7 +76,10 @@ def test_a_second_writer_takes_nothing_from_the_first(tmp_path, overwrite):
         with pytest.raises(DataError, match="another process is writing it"), second:
             pass
         first.finish("fingerprint", "test", 2)
-        with pytest.raises(DataError, match="exists already"), ShardWriter(tmp_path / "a", 100):
+        with (
+            pytest.raises(DataError, match="exists; choose another name, or pass --force"),
+            ShardWriter(tmp_path / "a", 100),
+        ):
             pass
     TokenShard(tmp_path / "a").verify()
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".bin", ".idx", ".json", ".loss"]
@@ -85,7 +88,7 @@ def test_a_second_writer_takes_nothing_from_the_first(tmp_path, overwrite):
 def test_a_second_writer_that_came_late_replaces_nothing(tmp_path):
     second = ShardWriter(tmp_path / "a", 100)
     write(tmp_path / "a")
-    with pytest.raises(DataError, match="exists already"), second:
+    with pytest.raises(DataError, match="exists; choose another name, or pass --force"), second:
         pass
     TokenShard(tmp_path / "a").verify()
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".bin", ".idx", ".json", ".loss"]
@@ -127,7 +130,8 @@ def _with_header(change) -> bytes:
         (_with_header(lambda h: struct.pack_into("<I", h, 12, 257)), "header is damaged"),
         (_with_header(lambda h: struct.pack_into("<Q", h, 16, 1 << 62)), "weights for a shard of 6"),
         (_with_header(lambda h: struct.pack_into("<f", h, _TABLE, float("nan"))), "header is damaged"),
-        (_with_header(lambda h: struct.pack_into("<f", h, _TABLE, 0.5)), "not of this shard"),
+        (_with_header(lambda h: struct.pack_into("<f", h, _TABLE, -1)), "header is damaged"),
+        (_with_header(lambda h: struct.pack_into("<f", h, _TABLE, 0.5)), "nother shard, by the checksum in its"),
     ],
 )
 def test_damage_is_found_on_opening(tmp_path, damage, complaint):
@@ -153,7 +157,7 @@ def test_a_code_without_a_weight_is_found_when_it_is_read_and_another_code_by_ve
 def test_a_copy_without_its_weights_is_not_trained_on_in_full(tmp_path):
     weighted, plain = write(tmp_path / "a"), write(tmp_path / "b", None)
     loss_path(weighted.prefix).rename(loss_path(plain.prefix))
-    with pytest.raises(DataError, match="missing, and without it all tokens would be learnt"):
+    with pytest.raises(DataError, match="missing, and without it all tokens would be trained on; copy it too"):
         TokenShard(weighted.prefix)
-    with pytest.raises(DataError, match="not of this shard"):
+    with pytest.raises(DataError, match="nother shard, by the checksum in its"):
         TokenShard(plain.prefix)

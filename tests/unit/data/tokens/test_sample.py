@@ -46,5 +46,5 @@ def test_mixture_file(tmp_path):
 
 
 def test_a_sample_too_small_for_any_document_is_refused():
-    with pytest.raises(DataError, match="a sample of 5 of the 33 bytes there are has no document in it"):
+    with pytest.raises(DataError, match="a sample of 5 of the 33 available bytes contains no document; use a"):
         plan_sample([("a", documents("a", 3), 1.0)], 5)

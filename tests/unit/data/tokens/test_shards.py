@@ -129,20 +129,30 @@ def _edit_json(path, **changes):
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
-        (lambda p: p("bin").write_bytes(MEGATRON_BIN[:-3]), r"shard.bin: 3 bytes shorter .* cut off"),
+        (lambda p: p("bin").write_bytes(MEGATRON_BIN[:-3]), "shard.bin: 3 bytes shorter .* tokenize'"),
         (
             lambda p: p("bin").write_bytes(MEGATRON_BIN + b"\0\0"),
-            r"shard.bin: 2 bytes longer .* not of one shard",
+            "shard.bin: 2 bytes longer .* tokenize'",
         ),
-        (lambda p: p("idx").write_bytes(MEGATRON_IDX[:-8]), r"shard.idx: 8 bytes shorter .* cut off"),
-        (lambda p: p("idx").write_bytes(b"TNTIDX" + MEGATRON_IDX[6:]), r"shard.idx: not the index"),
+        (lambda p: p("bin").write_bytes(b""), r"shard.bin: 24 bytes shorter"),
+        (lambda p: p("idx").write_bytes(MEGATRON_IDX[:-8]), "shard.idx: 8 bytes shorter .* tokenize'"),
+        (lambda p: p("idx").write_bytes(MEGATRON_IDX[:20]), "shard.idx: not a token shard index; pass the prefix"),
+        (lambda p: p("idx").write_bytes(b""), "shard.idx: not a token shard index; pass the prefix"),
+        (
+            lambda p: p("idx").write_bytes(b"TNTIDX" + MEGATRON_IDX[6:]),
+            "shard.idx: not a token shard index; pass the prefix",
+        ),
         (
             lambda p: p("idx").write_bytes(MEGATRON_IDX[:9] + b"\x02" + MEGATRON_IDX[10:]),
-            r"shard.idx: index version 2 with dtype code 8; readable are version 1",
+            r"shard.idx: index version 2 with dtype code 8; supported are version 1 with codes \[1",
+        ),
+        (
+            lambda p: p("idx").write_bytes(MEGATRON_IDX[:17] + b"\x07" + MEGATRON_IDX[18:]),
+            r"dtype code 7; supported are version 1 with codes \[1",
         ),
         (
             lambda p: p("idx").write_bytes(struct.pack("<9sQBQQq", b"MMIDIDX\0\0", 1, 8, 0, 1, 0)),
-            r"holds no documents",
+            r"contains no documents",
         ),
         (
             lambda p: p("idx").write_bytes(MEGATRON_IDX[:-8] + struct.pack("<q", 3)),
@@ -150,8 +160,13 @@ def _edit_json(path, **changes):
         ),
         (lambda p: p("bin").unlink(), r"shard.bin: missing"),
         (lambda p: (p("bin").unlink(), p("idx").unlink()), r"shard: no token shard"),
-        (lambda p: p("json").write_text('{"a": 1}'), r"shard.json: not the description"),
-        (lambda p: _edit_json(p("json"), num_tokens=13), r"json tells of 13 tokens, .idx of 12"),
+        (lambda p: p("json").write_text("{"), r"shard.json:1: not valid JSON"),
+        (
+            lambda p: p("json").write_text('{"a": 1}'),
+            r"shard.json: not a token shard description "
+            r"\(tokenizer_fingerprint is missing\)",
+        ),
+        (lambda p: _edit_json(p("json"), num_tokens=13), r"json says 13 tokens, \.idx says 12; they"),
     ],
 )
 def test_damage_is_found_on_opening(make_shard, damage, complaint):
@@ -167,7 +182,7 @@ def test_damage_is_found_on_opening(make_shard, damage, complaint):
         (lambda p: p("bin").write_bytes(b"\x06" + MEGATRON_BIN[1:]), "checksum"),
         (
             lambda p: p("idx").write_bytes(MEGATRON_IDX[:58] + struct.pack("<q", 10) + MEGATRON_IDX[66:]),
-            "do not lie back to back",
+            "are not contiguous",
         ),
     ],
 )
@@ -203,7 +218,9 @@ def test_writer_refuses_a_document_longer_than_the_index_can_tell(tmp_path):
     tokens = np.broadcast_to(np.uint16(1), (1 << 31) + 1)  # takes no memory
     with ShardWriter(tmp_path / "s", 100) as writer:
         writer.add(np.array([1]), np.array([1]))
-        with pytest.raises(DataError, match=r"document 2 has 2,147,483,648 tokens, at most 2,147,483,647"):
+        with pytest.raises(
+            DataError, match="document 2 has 2,147,483,648 tokens, but at most 2,147,483,647 can be stored"
+        ):
             writer.add(tokens, np.array([1, 1 << 31]))
 
 
@@ -221,7 +238,7 @@ def test_writer_refuses_an_empty_shard(tmp_path):
 
 def test_writer_replaces_only_if_asked(make_shard, tmp_path):
     make_shard([[1, 2]])
-    with pytest.raises(DataError, match=r"shard.bin: exists already.*--force"):
+    with pytest.raises(DataError, match=r"shard.bin: already exists; choose another name, or pass"):
         make_shard([[3]])
     with ShardWriter(tmp_path / "shard", 1000, overwrite=True) as writer:
         writer.add(np.array([3]), np.array([1]))

@@ -67,7 +67,7 @@ def _drop_special(content: dict) -> dict:
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
-        (None, r"tokenizer.json: no such file: make one"),
+        (None, "tokenizer.json: no such file: create one with 'glmforge data tokenizer', or"),
         (lambda text: text[: len(text) // 2], "not a GLM tokenizer"),
         (lambda text: "{}", "not a GLM tokenizer"),
         (lambda text: "[]", "not a GLM tokenizer"),
@@ -85,16 +85,18 @@ def test_unusable_directory(tokenizer_dir, tmp_path, damage, complaint):
 
 def test_a_file_is_no_directory_of_a_tokenizer(tmp_path):
     (tmp_path / "t").write_text("")
-    with pytest.raises(DataError, match=r"t/tokenizer.json: no such file: make one"):
+    with pytest.raises(
+        DataError, match=r"t/tokenizer.json: no such file: create one with 'glmforge data tokenizer', or"
+    ):
         Tokenizer.load(tmp_path / "t")
 
 
 @pytest.mark.parametrize(
     ("size", "complaint"),
     [
-        (0, "padded_vocab_size 0 has no room"),
-        (359, "has no room for 360 tokens"),
-        ("384", "'384' .* no number of rows"),
+        (0, "padded_vocab_size 0 is less than the 360 tokens: create"),
+        (359, "is less than the 360 tokens"),
+        ("384", "'384' is not a row count"),
     ],
 )
 def test_a_padded_size_that_cannot_be(tokenizer_dir, tmp_path, size, complaint):

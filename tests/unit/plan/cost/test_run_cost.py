@@ -55,7 +55,7 @@ def test_more_gpus_fail_more_often() -> None:
 
 
 def test_lost_work_follows_the_checkpoints_that_outlive_a_node() -> None:
-    """The file has lasting ones every 500 steps, ephemeral ones every 100 on the nodes' own disks."""
+    """The file has permanent ones every 500 steps, ephemeral ones every 100 on the nodes' own disks."""
     config = load_config(SCALED)
     rare = cost_of(config, "2,gpu_mtbf_hours=1000")
     often = cost_of(load_config(SCALED, ["checkpoint.local_dir=null"]), "2,gpu_mtbf_hours=1000")
@@ -122,7 +122,7 @@ def test_the_command_prints_the_guides_sheet() -> None:
 
 
 def test_an_unknown_sheet_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--sheet: 'mine' is none; there are guide, guide-64"):
+    with pytest.raises(ConfigError, match="--sheet: unknown sheet 'mine'; choose one of guide"):
         plan(SCALED, "--sheet", "mine")
 
 
@@ -130,12 +130,13 @@ def test_an_unknown_sheet_is_refused() -> None:
     ("options", "message"),
     [
         (["--cost"], "--cost: .*--gpu"),
-        (["--cost", "--gpu", "H100 SXM", "--mfu", "2"], "--mfu: 2 is no share of a peak"),
+        (["--cost", "--gpu", "H100 SXM", "--mfu", "2"], "--mfu: 2 must be between 0 and 1, such"),
+        (["--cost", "--gpu", "H100 SXM", "--price", "much"], "--price: "),
         (["--cost", "--gpu", "H100 SXM", "parallel.cp=3"], "--mfu, which needs no layout"),
-        (["--price", "2"], "--price: is a price of GPUs; give the kind"),
+        (["--price", "2"], "--price: needs the GPU; add --gpu, such as"),
         (["--mfu", "0.3"], "--mfu: .*--cost"),
-        (["--sheet", "guide-64"], "--sheet: has GPUs and prices of its own; leave --gpus out"),
-        (["--cost", "--gpu", "H100 SXM", "--dry-run"], "--cost: is shown alone; leave --dry-run out"),
+        (["--sheet", "guide-64"], "--sheet: brings its own GPUs and prices; remove --gpus"),
+        (["--cost", "--gpu", "H100 SXM", "--dry-run"], "--cost: cannot be combined; remove --dry-run"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(options: list[str], message: str) -> None:

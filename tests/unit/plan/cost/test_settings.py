@@ -29,7 +29,7 @@ def test_settings_are_given_by_name_or_in_a_file(tmp_path: Path) -> None:
     [
         ("-1", r"--price: .*greater than or equal to 0"),
         ("gpu_hour=3", r"--price: .*unknown key"),
-        ("restart_seconds=", r"--price: .*has no value"),
+        ("restart_seconds=", r"--price: .*value is missing"),
         ("nowhere.yaml", r"nowhere.yaml: cannot be read"),
     ],
 )

@@ -29,10 +29,10 @@ def test_its_82_days_are_a_tenth_of_the_peak() -> None:
     TFLOP/s for 82 days can do 5.74e25."""
     config = load_config("configs/pretrain_glm45_355b_guide.yaml")
     rows = {row.words: row for row in sheet_rows(config, SHEETS["guide"], 30 * 86400)}
-    said = rows["as said: 82 days of training"]
+    said = rows["as given: 82 days of training"]
     assert said.utilisation == pytest.approx(0.096, abs=0.001)
-    assert rows["as said: 127 days"].utilisation == pytest.approx(0.096 * 82 / 127, abs=0.001)
-    assert rows["as said: 127 days"].dollars == 62_423_040
+    assert rows["as given: 127 days"].utilisation == pytest.approx(0.096 * 82 / 127, abs=0.001)
+    assert rows["as given: 127 days"].dollars == 62_423_040
     for share in (0.2, 0.3, 0.4):
         row = rows[f"at {share:.0%} of the peak"]
         assert row.utilisation == pytest.approx(share)
@@ -43,10 +43,10 @@ def test_its_82_days_are_a_tenth_of_the_peak() -> None:
 def test_without_a_prediction_there_is_no_row_of_it() -> None:
     config = load_config("configs/scaled_down_64gpu.yaml")
     first, *others = sheet_rows(config, SHEETS["guide-64"], None)
-    assert first.words == "as said: 30 days"
+    assert first.words == "as given: 30 days"
     assert [row.utilisation for row in others] == pytest.approx([0.2, 0.3, 0.4])
 
 
 def test_an_unknown_sheet_names_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"--sheet: 'mine' is none; there are guide, guide-64"):
+    with pytest.raises(ConfigError, match="--sheet: unknown sheet 'mine'; choose one of guide"):
         find_sheet("mine")

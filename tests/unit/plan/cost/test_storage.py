@@ -80,7 +80,7 @@ def test_ephemeral_checkpoints_lie_where_the_settings_say() -> None:
     local = storage_of(with_checkpoints(every_steps=100, ephemeral_every_steps=10, keep_ephemeral=2, local_dir="/fast"))
     assert shared.ephemeral_saves == local.ephemeral_saves == 90
     size = shared.checkpoint
-    assert (shared.shared_peak, shared.local_peak) == (6 * size, 0)  # 3 lasting, 2 ephemeral, one being written
+    assert (shared.shared_peak, shared.local_peak) == (6 * size, 0)  # 3 permanent, 2 ephemeral, one being written
     assert (local.shared_peak, local.local_peak) == (4 * size, 3 * size)
     assert (shared.written_to_shared, local.written_to_shared) == (100 * size, 10 * size)
 

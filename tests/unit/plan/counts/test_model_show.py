@@ -57,4 +57,4 @@ def test_adapters() -> None:
 def test_adapters_of_nothing_are_the_user_s_error() -> None:
     result = CliRunner().invoke(app, ["show", "demo", "--lora", "rank=16,target=gate_up"])
     assert isinstance(result.exception, ConfigError)
-    assert "'gate_up' matches nothing of the model; nearest: '" in str(result.exception)
+    assert "'gate_up' matches no module of the model; nearest: '" in str(result.exception)

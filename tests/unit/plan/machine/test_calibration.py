@@ -64,7 +64,7 @@ def test_points_alone_make_a_machine_if_they_are_enough(tmp_path: Path) -> None:
     assert machine.accelerator.bf16_flops == pytest.approx(2 * 64 * 32 * 16 / 1e-3)
     assert machine.accelerator.memory_bandwidth == 1000
     assert machine.cores == Cores(2, 1.5)
-    with pytest.raises(ConfigError, match="give bf16 matmuls, copies and memory_bytes, or --gpu"):
+    with pytest.raises(ConfigError, match="add bf16 matmuls, copies and memory_bytes, or pass --gpu"):
         read_calibration(written(tmp_path, FILE)).machine(network, 8)
 
 
@@ -113,7 +113,7 @@ def test_experts_of_the_gpu_benchmark_are_grouped_points(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("[]", "must hold one JSON object"),
+        ("[]", "must contain one JSON object, not []"),
         ("{", "not valid JSON"),
         ({}, "missing, without a default: device"),
         (FILE | {"copys": []}, "copys: unknown key; did you mean 'copies'?"),

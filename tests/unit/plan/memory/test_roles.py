@@ -136,7 +136,7 @@ def test_what_fits_is_decided_by_all_models() -> None:
     assert fits(config, layout, Capacity(peak, "a GPU has")).missing is None
     missing = fits(config, layout, Capacity(peak - 1, "a GPU has")).missing
     assert missing is not None
-    assert missing.startswith("phase 'main' does not fit: a rank of pipeline place 0 would need")
+    assert missing.startswith("phase 'main' does not fit: a rank of pipeline stage 0 would need")
     on_four, each = resolve_layout(config, 4), place(config, ranks=4).peak
     nodes = [range(1), range(1, 4)]
     assert fits(config, on_four, Capacity(3 * each, "which has", nodes, "of a node")).missing is None

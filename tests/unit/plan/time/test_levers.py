@@ -46,5 +46,5 @@ def test_a_slow_network_is_named_where_ranks_wait_for_it() -> None:
         world_size: [lever.words for lever in step_levers(config, resolve_layout(config, world_size), machine)]
         for world_size, machine in ((8, find_machine("h200", "tcp30")), (16, find_machine("h200", "tcp30")))
     }
-    assert "a network twice as fast" in found[16]
-    assert "a network twice as fast" not in found[8]
+    assert "twice the network bandwidth" in found[16]
+    assert "twice the network bandwidth" not in found[8]

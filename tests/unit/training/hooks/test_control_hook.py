@@ -41,7 +41,7 @@ def test_profile_is_passed_on_with_its_steps(tmp_path: Path, busy: bool) -> None
     assert trainer.votes == (set() if busy else {"profile"})
     (answer,) = events(tmp_path)[1:]
     if busy:
-        assert answer == ("control refused", 0, "a profile is being taken already; give it again afterwards")
+        assert answer == ("control refused", 0, "a profile is already running; send it again afterwards")
     else:
         assert answer == ("control", 0, "profile 5")
 
@@ -53,7 +53,7 @@ def test_what_is_no_command_is_refused_and_taken_away(tmp_path: Path) -> None:
     trainer.step()
     (answer,) = events(tmp_path)[1:]
     assert answer[:2] == ("control refused", 0)
-    assert "is not a command; give 'save', 'stop'" in answer[2]
+    assert "is not a command; use 'save', 'stop'" in answer[2]
     assert len(answer[2]) < 400
     assert not (tmp_path / "control").exists()
 
@@ -73,7 +73,7 @@ def test_a_command_of_an_earlier_start_is_refused(tmp_path: Path) -> None:
     trainer.step()
     assert trainer.votes == set()
     (answer,) = events(tmp_path)[2:]
-    assert answer == ("control refused", 0, "'stop' was given before the run was started again; give it again")
+    assert answer == ("control refused", 0, "'stop' was sent before the run was restarted; send it again")
 
 
 def test_only_rank_0_looks(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_only_rank_0_looks(tmp_path: Path) -> None:
     ("state", "event"),
     [
         ({"finished": True}, ("finished", 7, "")),
-        ({}, ("stopped", 7, "told to by the control file")),
+        ({}, ("stopped", 7, "requested by the control file")),
         ({"stopped": "no better"}, ("stopped", 7, "no better")),
     ],
 )

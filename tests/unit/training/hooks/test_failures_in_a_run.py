@@ -124,7 +124,7 @@ def test_a_live_run_is_told_to_save_profile_and_stop(tiny_data: TinyData, tmp_pa
         ("control", "save"),
         ("control", "profile 1"),
         ("control", "stop"),
-        ("stopped", "told to by the control file"),
+        ("stopped", "requested by the control file"),
     ]
 
 

@@ -62,7 +62,7 @@ def test_of_a_job_on_this_machine(here: Path) -> None:
     refused = subprocess.run(again, capture_output=True, text=True, env=WITHOUT, check=False)
     assert refused.returncode == 1
     assert (
-        "env: the job's files do not hold the value of PROXY, WANDB_API_KEY; set it in the environment"
+        "env: the value of PROXY, WANDB_API_KEY is not stored in the job's files; set it in the environment"
         in refused.stderr
     )
     assert no_secret(done.stdout, done.stderr, refused.stderr, texts_below(here / "jobs"))
@@ -129,7 +129,7 @@ def test_slurm_has_it_from_the_environment(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("--launcher", "pbs"), "env.WANDB_API_KEY: PBS shows the variables of a job to all users"),
+        (("--launcher", "pbs"), "env.WANDB_API_KEY: PBS shows a job's environment to all users"),
         (("--env", "HF_TOKEN=s3cr3t\nx", "--launcher", "slurm", "--dry-run"), None),
         (("--env", "MY TOKEN=s3cr3t", "--launcher", "slurm"), "env.MY TOKEN"),
         (("--env", "WANDB_API_KEY=s3cr3t", "--env", "A=\nb"), "env.A: should match pattern"),
@@ -147,7 +147,7 @@ def test_what_is_wrong_is_told_without_it(here: Path, words: tuple[str, ...], to
 
 def test_one_that_is_not_there_is_asked_for(here: Path) -> None:
     given = ["launch", "--script", "program.py", "--launcher", "local", "--env", "HF_TOKEN"]
-    told = "^env: the job's files do not hold the value of HF_TOKEN; set it in the environment, and submit again$"
+    told = "^env: the value of HF_TOKEN is not stored in the job's files; set it in the environment, and submit again$"
     with pytest.raises(GlmforgeError, match=told):
         CliRunner().invoke(app, given, catch_exceptions=False)
     assert not (here / "jobs").exists()

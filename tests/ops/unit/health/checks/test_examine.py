@@ -181,7 +181,7 @@ def gather(cluster):
     children[0].wait()
 """
     order = {"modules": [("made_up", source)], "calls": [("made_up", "gather")], "cluster": {}, "limit_s": 1000}
-    node = subprocess.Popen(PROGRAM.words("localhost"), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    node = subprocess.Popen(["sh", "-c", PROGRAM.script("localhost")], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     assert node.stdin is not None
     node.stdin.write(PROGRAM.sent(order))
     node.stdin.flush()
@@ -205,7 +205,7 @@ def test_what_goes_to_a_node_needs_the_standard_library_and_what_goes_with_it(na
 
 
 def test_what_a_configuration_holds_stays_data() -> None:
-    cluster = ClusterConfig.model_validate({"local_path": '/a\'"\\\n); import os; os.abort(); ("', "python": "\u2028"})
+    cluster = ClusterConfig.model_validate({"local_path": "/a'\"); import os; os.abort(); (", "python": "\u2028"})
     findings = examine(["localhost"], [CHECK], Context(cluster, Thresholds()), Fanout())
     assert findings.outcomes[CHECK.name]["localhost"].status is Status.PASS
 

@@ -53,7 +53,7 @@ def test_hosts_of_a_hostfile(tmp_path: Path) -> None:
 
 
 def test_every_host_is_excluded() -> None:
-    with pytest.raises(LaunchError, match="there is no host"):
+    with pytest.raises(LaunchError, match="no hosts"):
         nodes(launcher="ssh", hosts=["a"], exclude=["a"])
 
 

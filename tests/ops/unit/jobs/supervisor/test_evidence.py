@@ -23,7 +23,7 @@ steps done: 40
 == Python stacks ==
 Thread 0x1 (most recent call first):
 
-== collectives that have not ended ==
+== unfinished collectives ==
 {}
 
 == stacks below Python ==

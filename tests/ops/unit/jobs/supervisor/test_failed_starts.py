@@ -10,7 +10,7 @@ from glmforge_ops.jobs.ranks.assignment import Assignment
 from glmforge_ops.jobs.supervisor.supervise import Supervisor
 from helpers.fake_starter import FakeAllocation, FakeRunning, FakeStarter, a_job
 
-ROOT = "there is no 'srun' on this machine; install it, or choose another --starter"
+ROOT = "there is no 'srun' on this machine; install it, or choose another starter"
 OPTION = ["srun: unrecognized option '--frobnicate'", 'Try "srun --help" for more information']
 PYTHON = [
     "0: slurmstepd: error: execve(): /opt/python: No such file or directory",

@@ -191,14 +191,14 @@ CASES = [
          others=End(1, 60, [GLOO]), node="b", rank=2),
     Case("stale mount", Cause.STORAGE, {2: End(1, 5, ["OSError: [Errno 116] Stale file handle: '/runs'"])}, node="b"),
     Case("storage not mounted", Cause.STORAGE, says="not mounted", others=End(
-        1, 5, ["glmforge: /runs/a/checkpoints: leads to /mnt/x, which is not there; mount it, or remove the link"])),
+        1, 5, ["glmforge: /runs/a/checkpoints: broken link to /mnt/x; mount it, or remove the link"])),
     Case("damaged checkpoint", Cause.STORAGE, {0: End(1, 5, ["glmforge: /r/step-00000010: is damaged (checksum)"])}),
     Case("a node on which srun starts nothing", Cause.MACHINE, {1: End(-15)}, node="c", missing=[0, 2, 3, 4, 5],
          more={"starter": ("srun: error: Task launch for StepId=2.1 failed on node c: Unspecified error",
                            "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.")},
          history=[], says="Unspecified error"),
     Case("killed after one was skipped", Cause.MACHINE, {0: End(-9, 50, [
-        "WARNING  /r/step-00000010 is not whole and is skipped:", "         it is damaged"])}, node="a", rank=0),
+        "WARNING  /r/step-00000010 is incomplete and is skipped:", "         it is damaged"])}, node="a", rank=0),
     Case("ECC", Cause.MACHINE, {2: End(1, 5, ["RuntimeError: CUDA error: uncorrectable ECC error encountered"])},
          node="b", rank=2, says="a GPU is broken"),
     Case("GPU fell off", Cause.MACHINE, {2: End(1, 5, ["NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus"])},

@@ -43,7 +43,7 @@ def test_a_line_of_ours_says_more_than_an_exception_behind_it() -> None:
 def test_what_was_a_warning_when_it_was_said_is_no_reason_for_the_end() -> None:
     """Nor are the lines that it goes on in; after it the program went on."""
     warned = [
-        "WARNING  /r/checkpoints/step-00000245 is not whole and is skipped:",
+        "WARNING  /r/checkpoints/step-00000245 is incomplete and is skipped:",
         "         /r/checkpoints/step-00000245/__0_0.distcp: SHA-256 differs from manifest.json: it is damaged",
         "INFO     the disk was full: no space left on device, tried again",
     ]

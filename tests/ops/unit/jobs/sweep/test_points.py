@@ -82,7 +82,7 @@ def test_numbers_too_large_for_an_integer_that_is_exact_stay_as_they_are():
         ("points: []", "points"),
         ("points: [{'a b': 1}]", "expected a dotted key"),
         ("points: [{seed: 1}]\ngrid: {seed: [1]}", "grid: unknown key"),
-        ("[1]", "is a mapping"),
+        ("[1]", "expected a mapping"),
     ],
 )
 def test_wrong_files_are_one_line(tmp_path, text, problem):
