@@ -244,7 +244,7 @@ class Engine:
         alive: Alive = quiet,
     ) -> list[list[Sample]]:
         """Answers to all prompts, the samples of each, however many may wait at a time. `on_update` is called with
-        regardless of what the steps yield meanwhile.
+        every update of the steps meanwhile.
 
         `stopped` is asked before each step; once it is true, the answers end as they are. `alive` is called before
         each step, of other ranks' answers too.

@@ -58,9 +58,8 @@ class SamplingParams:
             64, of up to 1,024 characters. Needs a tokenizer.
         logprobs: log-probabilities of each chosen token and of this many of the likeliest, under the temperature (under
             1 for temperature 0) and before anything else changes them; None for none.
-        prompt_logprobs: those of the prompt's tokens but the first. All of the prompt is computed for it, regardless
-        of what
-            prefixes are known.
+        prompt_logprobs: those of the prompt's tokens but the first. All of the prompt is computed for it, even where
+            its beginning is in the cache.
         experts: the experts that every token of the prompt and the answer chose in every layer, but the answer's last
             token, which nothing is computed from. All of the prompt is computed for it.
     """
