@@ -308,7 +308,7 @@ def _statistics(stage: _PlannedStage) -> Statistics:
 
 
 def _forget_flow(statistics: Statistics) -> None:
-    """Documents flow in and out of a stage once, regardless of its inner steps count."""
+    """Documents flow in and out of a stage once, however many inner steps it has."""
     statistics.read, statistics.written = type(statistics.read)(), type(statistics.written)()
     statistics.languages, statistics.sources, statistics.scores = {}, {}, {}
     statistics.lengths.clear()
