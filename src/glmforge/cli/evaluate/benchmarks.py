@@ -87,11 +87,10 @@ def benchmarks(options: Options) -> None:
 
         glmforge evaluate --watch runs/glm --benchmark mmlu --limit 500 --data data/eval --out runs/glm/evaluations
     """
+    from glmforge.evaluate.benchmarks import scorers  # first: its package quiets the progress bars of the harness
+
     with needed_for("evaluate"):
-        import glmforge.evaluate.benchmarks  # noqa: F401 - first: it says how the others are to be imported
-        import datasets  # noqa: F401, I001
         import lm_eval  # noqa: F401
-    from glmforge.evaluate.benchmarks import scorers
     from glmforge.evaluate.benchmarks.catalog import open_benchmark
 
     names = [name for text in options.benchmark for name in text.split(",") if name]
