@@ -1,6 +1,5 @@
 """`glmforge evaluate URL`: a result from a server, refusals in one line, and a kill that repeats no request."""
 
-import json
 import os
 import signal
 import subprocess
@@ -16,40 +15,16 @@ pytest.importorskip("lm_eval")
 
 from glmforge.__main__ import main
 from glmforge.evaluate.result import read_items, read_result
+from helpers.benchmark_tasks import CHOSEN, WRITTEN, task_file
 from helpers.completion_server import CompletionServer, completion_server, echoed, written
 
 LIMIT_S = 240  # generous: nothing is to fail because the machine is busy
-WRITTEN = """
-task: sums
-output_type: generate_until
-doc_to_text: "Question: {{a}} + {{b}}\\nAnswer:"
-doc_to_target: " {{c}}"
-generation_kwargs: {until: ["\\n\\n"], max_gen_toks: 16, do_sample: false}
-metric_list: [{metric: exact_match, ignore_punctuation: true}]
-"""
-CHOSEN = """
-task: sums
-output_type: multiple_choice
-doc_to_text: "{{a}} + {{b}} ="
-doc_to_choice: ["three", "four", "five"]
-doc_to_target: 0
-metric_list: [{metric: acc}]
-"""
 
 
 @pytest.fixture
 def server() -> Iterator[CompletionServer]:
     with completion_server() as running:
         yield running
-
-
-def task_file(directory: Path, kind: str, number: int = 6) -> Path:
-    rows = [{"a": 1, "b": 2 + one, "c": str(3 + one)} for one in range(number)]
-    (directory / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = directory / "sums.yaml"
-    data = f'dataset_path: json\ndataset_kwargs: {{data_files: {{test: "{directory / "sums.jsonl"}"}}}}\ntest_split: test\n'
-    task.write_text(kind + data)
-    return task
 
 
 def arguments(server: CompletionServer, task: Path, out: Path, *more: str) -> list[str]:

@@ -8,6 +8,13 @@ from glmforge.config.fields import YamlPath
 from glmforge.config.model import Strict, refuse
 
 
+class KeepBestConfig(Strict):
+    """The checkpoint that is best by what was measured at its step is kept, besides the others."""
+
+    metric: str = Field(description="bits_per_byte or nll of held-out text, or a benchmark of observe.benchmarks")
+    mode: Literal["max", "min"] = Field(description="which value is best")
+
+
 class CheckpointConfig(Strict):
     """Two tiers: lasting checkpoints in the run's directory, and ephemeral ones to lose as few steps as possible."""
 
@@ -19,6 +26,9 @@ class CheckpointConfig(Strict):
     every_steps: PositiveInt | None = Field(default=None, description="lasting checkpoints; None: only the final one")
     keep_last: PositiveInt = Field(default=3, description="lasting checkpoints that are kept")
     keep_every_steps: PositiveInt | None = Field(default=None, description="these are never deleted")
+    keep_best: KeepBestConfig | None = Field(
+        default=None, description="a lasting one that keep_last does not delete; None keeps none for its results"
+    )
     save_final: bool = True
     ephemeral_every_steps: PositiveInt | None = Field(default=None, description="ephemeral checkpoints; None: none")
     keep_ephemeral: PositiveInt = Field(default=2, description="ephemeral checkpoints that are kept")

@@ -112,7 +112,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def trained_for(source: str) -> dict[str, int]:
+def trained_for(source: str) -> dict[str, object]:
     """`step` and `tokens` of what is a run or a checkpoint; nothing of anything else."""
     try:
         meta = read_meta(find_checkpoint(Path(source)))

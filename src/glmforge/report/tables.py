@@ -26,6 +26,7 @@ _FILES = {
     "evaluation.jsonl": "per evaluation and source: one record of loss and accuracy, one of answers",
     "samples.jsonl": "texts that the model wrote at evaluations",
     "needles.jsonl": "what it retrieved from long texts",
+    "benchmarks.jsonl": "scores on benchmarks in the course of training",
     "events.jsonl": "starts, resumes and what else happened",
     "time.jsonl": "where the time of the job's attempts went",
     "checkpoints": "checkpoints, one directory per step",

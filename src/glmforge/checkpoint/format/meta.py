@@ -70,6 +70,11 @@ class CheckpointMeta(Strict):
     total_nonfinite_steps: NonNegativeInt = Field(default=0, description="skipped steps of the run")
     rollbacks: NonNegativeInt = Field(default=0, description="returns to an older checkpoint so far")
     stopped: str | None = Field(default=None, description="why the run ended before its last phase did")
+    measured: dict[str, float] = Field(
+        default={},
+        exclude_if=lambda measured: not measured,
+        description="what was measured at this step: held-out metrics, each the mean over all sources, and benchmarks",
+    )
     extra_models: dict[str, Any] = Field(
         default={},
         exclude_if=lambda models: not models,

@@ -233,10 +233,8 @@ def _load(options: Options) -> "tuple[Engine, dict[str, object]]":
     assert isinstance(engine.runner, WholeModel), "it was loaded whole"
     if engine.tokenizer is None:
         raise GlmforgeError(f"{options.model}: a preset has no tokenizer; give a run or an export, or --tokenizer")
-    return engine, {
-        "weights": weights_digest(engine.runner.model),
-        "tokenizer": engine.tokenizer.fingerprint,
-    } | trained_for(options.model)
+    identity = {"weights": weights_digest(engine.runner.model), "tokenizer": engine.tokenizer.fingerprint}
+    return engine, {**identity, **trained_for(options.model)}
 
 
 def score_table(scores: "Sequence[Score]") -> "Table":

@@ -84,9 +84,8 @@ def test_scores_token_ids_as_the_engine_does(
     turns = model.apply_chat_template([*TURNS, {"role": "assistant", "content": "It is"}], add_generation_prompt=False)
     (chat,) = model.score([to_score(turns, " 4")])
     prompt = server.asked[-1][1]["prompt"]
-    assert prompt == words.apply_chat_template(TURNS, add_generation_prompt=True) + words.encode("It is") + words.encode(
-        " 4"
-    )
+    rendered = words.apply_chat_template(TURNS, add_generation_prompt=True)
+    assert prompt == rendered + words.encode("It is") + words.encode(" 4")
     assert chat.num_prompt_tokens == len(prompt) - len(words.encode(" 4"))
 
 
