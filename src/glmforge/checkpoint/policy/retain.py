@@ -12,7 +12,6 @@ deleted, with a warning, when a newer one is whole.
 """
 
 import logging
-import math
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -87,8 +86,8 @@ def best_checkpoint(checkpoints: Iterable[Path], keep_best: KeepBestConfig) -> t
     """
     sign, best = 1 if keep_best.mode == "max" else -1, None
     for path in checkpoints:
-        value = read_meta(path).measured.get(keep_best.metric, math.nan)
-        if math.isfinite(value) and (best is None or sign * value > sign * best[1]):
+        value = read_meta(path).measured.get(keep_best.metric)
+        if value is not None and (best is None or sign * value > sign * best[1]):
             best = path, value
     return best
 

@@ -8,6 +8,7 @@ the counters of such steps are saved with it.
 """
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -139,9 +140,10 @@ class CheckpointHook(Hook):
         self._note(trainer, {record["benchmark"]: record["benchmark_score"] for record in scored})
 
     def _note(self, trainer: Trainer, measured: Mapping[str, float]) -> None:
-        """What was measured at the present step."""
+        """What was measured at the present step. A checkpoint cannot hold a value that is not finite."""
         earlier = self._measured if self._measured_after == trainer.state.step else {}
-        self._measured, self._measured_after = {**earlier, **measured}, trainer.state.step
+        finite = {name: value for name, value in measured.items() if math.isfinite(value)}
+        self._measured, self._measured_after = {**earlier, **finite}, trainer.state.step
 
     def on_train_end(self, trainer: Trainer) -> None:
         """Saves too, if nobody knew in the last step that it was the last."""
