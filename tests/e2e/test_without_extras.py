@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "generate": ("{run} --prompt def --max-new-tokens 2", None),
     "export": ("{run} {out}/export", None),
     "fisher": ("{run}.yaml {data}/train {out}/fisher init_from={run} --rows 2", None),
+    "evaluate benchmarks": ("{run} --benchmark gsm8k --data {out} --out {out}/result", "eval"),
     "evaluate needles": ("{run} --length 200 --depth 0 --num-examples 1", None),
     "report": ("{run}", "observe"),
     "control": ("{run} save", None),

@@ -53,11 +53,11 @@ def benchmark_scores(run: RunLog, results: Path | None = None) -> Figure | None:
             plot.axes.errorbar(
                 tokens, scores, around, linestyle=style, color=color, marker="o", markersize=3.5, capsize=2, label=name
             )
-            if curve.chance is not None:
+            if curve.chance:  # of open questions it is 0
                 plot.axes.axhline(curve.chance, color=color, linestyle=":", linewidth=1)
         draw_legend(plot.axes)
     caption = "Score of each benchmark with its interval at 95 %. Items are the same at every point of a curve."
-    if any(curve.chance is not None for curve in curves.values()):
+    if any(curve.chance for curve in curves.values()):
         caption += " Dotted: what guessing scores."
     return Figure("Benchmarks", caption, plot.svg, wide=True)
 
