@@ -59,8 +59,8 @@ def watch(
         elif once or (ended and had_ended):  # looked at twice: the last checkpoint may appear behind the event
             return num_done
         else:
-            had_ended = ended
             wait(POLL_S)
+        had_ended = ended
 
 
 def result_of(out: Path, step: int) -> Path:
