@@ -128,6 +128,10 @@ def _server(options: Options) -> "Server | None":
 def _watch(options: Options, chosen: "Sequence[Benchmark]") -> None:
     from glmforge.evaluate.run import settings_of
     from glmforge.evaluate.watch import watch
+    from glmforge.runtime.launch import LaunchEnvironment
+
+    if LaunchEnvironment.read().world_size > 1:
+        raise GlmforgeError("--watch: runs in one process; start it without torchrun")
 
     def evaluate(checkpoint: Path, out: Path) -> None:
         console.print(f"{checkpoint.name}:", highlight=False)
