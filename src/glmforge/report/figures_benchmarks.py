@@ -51,7 +51,16 @@ def benchmark_scores(run: RunLog, results: Path | None = None) -> Figure | None:
             tokens, scores, lows, highs = np.array(sorted(curve.points), dtype=float).T
             around = np.stack((scores - lows, highs - scores)).clip(min=0)
             plot.axes.errorbar(
-                tokens, scores, around, linestyle=style, color=color, marker="o", markersize=3.5, capsize=2, label=name
+                tokens,
+                scores,
+                around,
+                linestyle=style,
+                color=color,
+                marker="o",
+                markersize=3.5,
+                capsize=2,
+                elinewidth=1,
+                label=name,
             )
             if curve.chance:  # of open questions it is 0
                 plot.axes.axhline(curve.chance, color=color, linestyle=":", linewidth=1)
