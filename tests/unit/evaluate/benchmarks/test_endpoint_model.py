@@ -211,7 +211,7 @@ def _changed(payload: dict[str, Any], **logprobs: Any) -> dict[str, Any]:
     [
         written,
         lambda payload: {"choices": [{"text": "", "logprobs": None}]},
-        lambda payload: _changed(payload, token_logprobs=[None, -1.0]),
+        lambda payload: _changed(payload, token_logprobs=[None, *[-1.0] * 8]),  # not to its end
         lambda payload: _changed(payload, text_offset=None),
         lambda payload: _changed(payload, token_logprobs=[None] * 99),
     ],
