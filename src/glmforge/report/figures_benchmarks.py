@@ -75,8 +75,10 @@ def _measured(run: RunLog) -> dict[str, _Curve]:
     """What the run measured itself."""
     curves: dict[str, _Curve] = {}
     for record in run.benchmarks:
-        if (score := record.get("benchmark_score")) is not None:
-            low, high = record.get("benchmark_low", score), record.get("benchmark_high", score)
+        if "benchmark_score" in record:
+            score: float = record["benchmark_score"]
+            low: float = record.get("benchmark_low", score)
+            high: float = record.get("benchmark_high", score)
             point = ScorePoint(record["tokens"], score, low, high)
             curves.setdefault(record["benchmark"], _Curve([])).points.append(point)
     return curves

@@ -85,7 +85,7 @@ def benchmarks(options: Options) -> None:
 
         glmforge evaluate http://localhost:8000/v1 --model-name glm --benchmark gsm8k --chat --data data/eval --out r
 
-        glmforge evaluate --watch runs/glm --benchmark mmlu --limit 500 --data data/eval --out runs/glm/evaluations
+        glmforge evaluate benchmarks runs/glm --watch --benchmark mmlu --limit 500 --data d --out runs/glm/evaluations
     """
     from glmforge.evaluate.benchmarks import scorers  # first: its package quiets the progress bars of the harness
 
