@@ -19,7 +19,7 @@ install_debian() { # what to install, and what for
         DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $1 >/dev/null
     else
         echo "setup: $1 is missing ($2): install it, then run this again" >&2
-        exit 1
+        return 1
     fi
 }
 
@@ -31,6 +31,8 @@ if sys.version_info < (3, 11):
 PY
 "$python" -c "import ensurepip, venv" 2>/dev/null || install_debian python3-venv "virtual environments"
 command -v g++ >/dev/null || install_debian g++ "torch.compile on the CPU"
+command -v bwrap >/dev/null || install_debian bubblewrap "a sandbox for programs that models write" ||
+    echo "setup: going on without it; benchmarks of code will not run" >&2
 
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 constraints=constraints.txt

@@ -1,9 +1,9 @@
 """Packages that come with an extra of glmforge: the error when one is missing.
 
-The core installs without the packages of `glmforge[data]`, `[grammar]`, `[hf]`, `[observe]`, `[qlora]` and `[ray]`.
-Code that needs one imports it where it is needed; `needed_for` around such an import, and the command line around all
-the rest, turn the `ModuleNotFoundError` into one line with the command that installs it. Which extra brings which
-package is read from glmforge's own metadata, so that pyproject.toml is the only place that says so.
+The core installs without the packages of `glmforge[data]`, `[eval]`, `[grammar]`, `[hf]`, `[observe]`, `[qlora]` and
+`[ray]`. Code that needs one imports it where it is needed; `needed_for` around such an import, and the command line
+around all the rest, turn the `ModuleNotFoundError` into one line with the command that installs it. Which extra brings
+which package is read from glmforge's own metadata, so that pyproject.toml is the only place that says so.
 """
 
 import importlib.metadata
@@ -61,7 +61,10 @@ def extras() -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError:  # run from a source tree that was not installed
         return {}
     matches = [match for text in requirements if (match := _REQUIREMENT.match(text))]
-    found = {_normal(match["name"]): match["extra"] for match in matches if match["extra"] not in _COLLECTIONS}
+    found: dict[str, str] = {}
+    for match in matches:
+        if match["extra"] not in _COLLECTIONS:
+            found.setdefault(_normal(match["name"]), match["extra"])  # of several extras the first
     found.pop("glmforge", None)
     return found
 

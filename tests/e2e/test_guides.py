@@ -207,6 +207,7 @@ BASE = "pre-training.md"
 ADAPTING = (
     pytest.param("mid-training.md", marks=pytest.mark.guides),
     pytest.param("lora.md", marks=pytest.mark.guides),
+    pytest.param("evaluation.md", marks=pytest.mark.guides),
     "fine-tuning.md",
 )
 ON_HOSTS = "infrastructure.md"
@@ -225,6 +226,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_guide_does_what_it_says(guide: str, base: Path, tmp_path: Path) -> None:
     if guide == "lora.md":
         pytest.importorskip("peft")  # loads the adapter
+    if guide == "evaluation.md":
+        pytest.importorskip("lm_eval")
     shutil.copytree(base, tmp_path, symlinks=True, dirs_exist_ok=True)
     carry_out(guide, tmp_path)
 
@@ -258,6 +261,7 @@ def test_every_guide_is_followed() -> None:
         "mid-training.md",
         "fine-tuning.md",
         "lora.md",
+        "evaluation.md",
         ON_HOSTS,
         *ON_SLURM,
     }

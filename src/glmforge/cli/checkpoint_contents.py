@@ -94,7 +94,7 @@ def checkpoints_of(path: Path) -> list[Path]:
 
 
 def show_run(path: Path) -> None:
-    """All checkpoints of a run and whether they are whole; those that were kept aside."""
+    """All checkpoints of a run: whether they are whole, which is best by `checkpoint.keep_best`, which are aside."""
     from glmforge.checkpoint import read_meta
     from glmforge.checkpoint.format.manifest import find_problems, read_manifest
     from glmforge.checkpoint.format.store import list_kept_aside
@@ -103,6 +103,7 @@ def show_run(path: Path) -> None:
     columns = ("checkpoint", "state", "tier", "phase", "saved (UTC)")
     rows = table(*columns, "tokens", "size", in_words=columns)
     problems_of = {checkpoint: find_problems(checkpoint, checksums=False) for checkpoint in checkpoints_of(path)}
+    best, told = _best_of([checkpoint for checkpoint, problems in problems_of.items() if not problems])
     for checkpoint, problems in problems_of.items():
         if problems:
             rows.add_row(checkpoint.name, "[red]broken[/]", "", "", "", "", "")
@@ -110,13 +111,30 @@ def show_run(path: Path) -> None:
         meta = read_meta(checkpoint)
         size = sum(record.size for record in read_manifest(checkpoint).files.values())
         words = (_tier(meta.ephemeral), meta.phase, meta.created.removesuffix("+00:00").replace("T", " "))
-        rows.add_row(checkpoint.name, "[green]whole[/]", *words, f"{meta.tokens_consumed:,}", format_bytes(size))
+        state = f"[green]whole[/], {told}" if checkpoint == best else "[green]whole[/]"
+        rows.add_row(checkpoint.name, state, *words, f"{meta.tokens_consumed:,}", format_bytes(size))
     for aside in list_kept_aside(next(iter(problems_of)).parent):
         rows.add_row(aside.name, "kept aside", "", "", "", "", "")
     console = Console(soft_wrap=True)
     print_table("", rows, console)
     for problem in (problem for problems in problems_of.values() for problem in problems):
         console.print(problem, markup=False, highlight=False)
+
+
+def _best_of(whole: list[Path]) -> tuple[Path | None, str]:
+    """The lasting one that is best by what its newest one was configured to keep, and what to say of it."""
+    from pydantic import ValidationError
+
+    from glmforge.checkpoint import read_meta
+    from glmforge.checkpoint.policy.retain import best_checkpoint
+    from glmforge.config.checkpoint import KeepBestConfig
+
+    try:
+        keep_best = KeepBestConfig.model_validate(read_meta(whole[0]).config["checkpoint"]["keep_best"])
+    except (IndexError, LookupError, TypeError, ValidationError):  # none is whole, or none is kept so
+        return None, ""
+    found = best_checkpoint((path for path in whole if not read_meta(path).ephemeral), keep_best)
+    return (None, "") if found is None else (found[0], f"best {keep_best.metric}: {found[1]:.4g}")
 
 
 def show_checkpoint(path: Path) -> bool:

@@ -14,6 +14,10 @@ def report(
         Path | None,
         typer.Option(help="Write train_log.jsonl, eval_log.jsonl and expert_usage.jsonl to this directory."),
     ] = None,
+    evaluations: Annotated[
+        Path | None,
+        typer.Option(help="Results of 'glmforge evaluate --watch' to draw; evaluations in the run by default."),
+    ] = None,
 ) -> None:
     """Write a run's report: loss, learning rate, throughput, expert balance, evaluation, configuration.
 
@@ -39,7 +43,7 @@ def report(
         from glmforge.report.goodput import report_extra
         from glmforge.report.report import write_report
 
-        typer.echo(f"{write_report(run, out, report_extra(run))}")
+        typer.echo(f"{write_report(run, out, report_extra(run), evaluations)}")
 
 
 def _print_overfitting(run: Path) -> None:

@@ -8,6 +8,13 @@ from glmforge.config.fields import YamlPath
 from glmforge.config.model import Strict, refuse
 
 
+class KeepBestConfig(Strict):
+    """The checkpoint that is best by what was measured at its step is kept, besides the others."""
+
+    metric: str = Field(description="bits_per_byte or nll of held-out text, or a benchmark of observe.benchmarks")
+    mode: Literal["max", "min"] = Field(description="which value is best")
+
+
 class CheckpointConfig(Strict):
     """Two tiers: permanent checkpoints in the run's directory, and ephemeral ones to lose as few steps as possible."""
 
@@ -21,6 +28,9 @@ class CheckpointConfig(Strict):
     )
     keep_last: PositiveInt = Field(default=3, description="permanent checkpoints to keep")
     keep_every_steps: PositiveInt | None = Field(default=None, description="these are never deleted")
+    keep_best: KeepBestConfig | None = Field(
+        default=None, description="a lasting one that keep_last does not delete; None keeps none for its results"
+    )
     save_final: bool = True
     ephemeral_every_steps: PositiveInt | None = Field(
         default=None, description="steps between ephemeral checkpoints; None: no ephemeral checkpoints"

@@ -4,9 +4,11 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from glmforge.config.fields import YamlPath
+from glmforge.config.fields import YamlPath, refuse_duplicates
 from glmforge.config.model import Strict, refuse
 from glmforge.config.needles import NeedlesConfig
+
+HELD_OUT_METRICS = ("bits_per_byte", "nll")
 
 
 class AnomalyConfig(Strict):
@@ -23,10 +25,40 @@ class AnomalyConfig(Strict):
 class EarlyStoppingConfig(Strict):
     """Stop when an evaluation no longer improves."""
 
-    metric: Literal["bits_per_byte", "nll"] = "bits_per_byte"
+    metric: str = Field(
+        default="bits_per_byte",
+        description="bits_per_byte or nll of held-out text (lower is better), or a benchmark of observe.benchmarks",
+    )
     source: str | None = Field(default=None, description="name in data.held_out; None: mean over all")
     patience: PositiveInt = Field(default=3, description="evaluations without improvement after which the run stops")
     min_delta: NonNegativeFloat = Field(default=0.0, description="smallest change that counts as an improvement")
+
+
+class BenchmarksConfig(Strict):
+    """Benchmarks that the model answers every so many steps, on all ranks. Needs `glmforge[eval]`."""
+
+    names: list[Annotated[str, Field(min_length=1)]] = Field(
+        min_length=1, description="as `glmforge evaluate --benchmark` takes them, such as gsm8k or a task's YAML file"
+    )
+    data: YamlPath | None = Field(default=None, description="directory with the benchmarks' files")
+    every_steps: PositiveInt = Field(description="also after the last step")
+    limit: PositiveInt | None = Field(
+        default=100, description="items of each, taken evenly, the same every time; None takes all"
+    )
+    chat: bool = Field(default=False, description="ask through the chat template")
+    thinking: bool = Field(default=False, description="with chat: let the model reason before it answers")
+    max_new_tokens: PositiveInt = Field(default=256, description="longest answer")
+    cache_bytes: PositiveInt = Field(default=1 << 28, description="memory for keys and values on each rank, at most")
+
+    @property
+    def measured(self) -> list[str]:
+        """What the benchmarks are called in records: task files without their ending."""
+        return [name.rpartition("/")[2].removesuffix(".yaml").removesuffix(".yml") for name in self.names]
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        refuse_duplicates("names", self.measured)
+        return self
 
 
 class SamplesConfig(Strict):
@@ -116,8 +148,18 @@ class ObserveConfig(Strict):
         "prompts",
     )
     needles: NeedlesConfig | None = Field(default=None, description="None: no retrieval tests at evaluations")
+    benchmarks: BenchmarksConfig | None = Field(default=None, description="None: no benchmarks while training")
     anomalies: AnomalyConfig | None = Field(default=AnomalyConfig(), description="None: no profile")
     debug: DebugConfig = DebugConfig()
+
+    def measured_every(self, metric: str) -> int | None:
+        """The steps between two values of a metric that a run may stop or keep checkpoints by; None if there are none.
+
+        Held-out text gives `HELD_OUT_METRICS`, and each benchmark the metric of its name.
+        """
+        if metric in HELD_OUT_METRICS:
+            return self.evaluate_every
+        return self.benchmarks.every_steps if self.benchmarks and metric in self.benchmarks.measured else None
 
     @model_validator(mode="after")
     def _check_subset(self) -> Self:

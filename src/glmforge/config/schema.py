@@ -23,7 +23,7 @@ from glmforge.config.fields import YamlPath, refuse_duplicates
 from glmforge.config.kernels import KernelsConfig
 from glmforge.config.lora import LoraConfig
 from glmforge.config.model import ModelConfig, Strict, refuse
-from glmforge.config.observe import ObserveConfig
+from glmforge.config.observe import HELD_OUT_METRICS, ObserveConfig
 from glmforge.config.optim import OptimConfig
 from glmforge.config.parallel import ParallelConfig, PrecisionConfig
 from glmforge.config.parameter_groups import wrong_rule
@@ -126,7 +126,8 @@ class RunConfig(Strict):
                 refuse(
                     "model.lm_head", f"stage '{self.stage}' trains on next tokens; remove this key or set it to true"
                 )
-            for field, value in (("samples", self.observe.samples), ("needles", self.observe.needles)):
+            for field in ("samples", "needles", "benchmarks"):
+                value = getattr(self.observe, field)
                 if value is not None:
                     refuse(
                         f"observe.{field}", "needs a language-model head, but model.lm_head is false; remove this key"
@@ -223,13 +224,47 @@ class RunConfig(Strict):
         stopping, names = self.observe.early_stopping, [source.name for source in self.data.held_out]
         if self.observe.evaluate_every is not None and not names:
             refuse("observe.evaluate_every", "needs a token shard in data.held_out to evaluate on")
-        if stopping is not None and self.observe.evaluate_every is None:
-            refuse("observe.early_stopping", "needs evaluations: set observe.evaluate_every")
+        if stopping is not None:
+            self._check_metric("observe.early_stopping", stopping.metric)
         if self.observe.samples is not None and self.observe.evaluate_every is None:
             refuse("observe.samples", "are written at evaluations; set observe.evaluate_every")
+        if stopping is not None and stopping.source is not None and stopping.metric not in HELD_OUT_METRICS:
+            refuse(
+                "observe.early_stopping.source", f"'{stopping.metric}' is a benchmark, not held-out text; remove this key"
+            )
         if stopping is not None and stopping.source is not None and stopping.source not in names:
             refuse("observe.early_stopping.source", f"'{stopping.source}' is not in data.held_out: {', '.join(names)}")
         return self
+
+    @model_validator(mode="after")
+    def _check_keep_best(self) -> Self:
+        keep_best, every = self.checkpoint.keep_best, self.checkpoint.every_steps
+        if keep_best is None:
+            return self
+        measured_every = self._check_metric("checkpoint.keep_best", keep_best.metric)
+        if every is None or every % measured_every:
+            refuse(
+                "checkpoint.keep_best",
+                f"{keep_best.metric} is measured every {measured_every:,} steps: set checkpoint.every_steps to a "
+                "multiple of that, so that each checkpoint has a value",
+            )
+        if self.lora is not None and self.checkpoint.local_dir is not None:
+            refuse("checkpoint.keep_best", "adapters in checkpoint.local_dir stay on the nodes; leave one of them out")
+        return self
+
+    def _check_metric(self, key: str, metric: str) -> int:
+        """The steps between two of its values."""
+        observe = self.observe
+        if metric in HELD_OUT_METRICS and observe.evaluate_every is None:
+            refuse(key, "needs evaluations: set observe.evaluate_every")
+        every = observe.measured_every(metric)
+        if every is None:
+            there = [*HELD_OUT_METRICS, *(observe.benchmarks.measured if observe.benchmarks else [])]
+            refuse(
+                f"{key}.metric",
+                f"'{metric}' is not measured; choose one of {', '.join(there)}, or add it to observe.benchmarks",
+            )
+        return every
 
     @model_validator(mode="after")
     def _check_needles(self) -> Self:

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 
+from glmforge.checkpoint.find import find_checkpoint
+from glmforge.checkpoint.format.meta import read_meta
 from glmforge.data.files import disk_errors, write_whole
-from glmforge.errors import DataError
+from glmforge.errors import CheckpointError, DataError
 from glmforge.evaluate.benchmarks.catalog import Benchmark
 from glmforge.evaluate.benchmarks.harness import Asking, Model, run_benchmark
 from glmforge.evaluate.benchmarks.language_model import Generation
@@ -108,6 +110,15 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def trained_for(source: str) -> dict[str, object]:
+    """`step` and `tokens` of what is a run or a checkpoint; nothing of anything else."""
+    try:
+        meta = read_meta(find_checkpoint(Path(source)))
+    except CheckpointError:
+        return {}
+    return {"step": meta.step, "tokens": meta.tokens_consumed}
 
 
 @torch.no_grad()

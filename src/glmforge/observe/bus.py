@@ -37,6 +37,8 @@ class Kind(StrEnum):
     """A text that the model wrote at an evaluation, with step and tokens."""
     NEEDLES = "needles"
     """What the model retrieved at an evaluation: one task, length and depth, with step and tokens."""
+    BENCHMARK = "benchmark"
+    """The score of a benchmark, with step and tokens."""
     EVENT = "event"
     """What happened to the run: `time`, `step`, `event`, `detail`."""
     ANOMALY = "anomaly"
@@ -45,7 +47,7 @@ class Kind(StrEnum):
     """A `message` to the person who is watching."""
 
 
-_OF_THE_TABLE = (Kind.METRICS, Kind.EVALUATION, Kind.SAMPLE, Kind.NEEDLES)
+_OF_THE_TABLE = (Kind.METRICS, Kind.EVALUATION, Kind.SAMPLE, Kind.NEEDLES, Kind.BENCHMARK)
 """Kinds whose records have only names of the table."""
 
 

@@ -8,6 +8,8 @@
     evaluation.jsonl   per evaluation and source one record of loss and accuracy, and one of answers to its prompts
     samples.jsonl      texts that the model wrote at evaluations
     needles.jsonl      what it retrieved from long texts at evaluations
+    benchmarks.jsonl   its scores on benchmarks in the course of training
+    evaluations/       step-*, results of `glmforge evaluate --watch`, if they are written here
     events.jsonl       what happened to the run: started, resumed, killed, rolled back
     time.jsonl         of a run that a job's supervisor started: where its time went
     anomalies.jsonl    steps with an unusual loss or gradient, and the samples they saw
@@ -85,6 +87,14 @@ class RunDirectory:
         return self.root / "needles.jsonl"
 
     @property
+    def benchmarks(self) -> Path:
+        return self.root / "benchmarks.jsonl"
+
+    @property
+    def evaluations(self) -> Path:
+        return self.root / "evaluations"
+
+    @property
     def events(self) -> Path:
         return self.root / "events.jsonl"
 
@@ -142,6 +152,7 @@ class RunLog:
     events: list[Record]
     samples: list[Record] = field(default_factory=list)
     needles: list[Record] = field(default_factory=list)
+    benchmarks: list[Record] = field(default_factory=list)
 
 
 def record_start(
@@ -218,6 +229,7 @@ def read_run(root: str | os.PathLike[str]) -> RunLog:
         events=read_jsonl(directory.events) if directory.events.exists() else [],
         samples=read_jsonl(directory.samples) if directory.samples.exists() else [],
         needles=read_jsonl(directory.needles) if directory.needles.exists() else [],
+        benchmarks=read_jsonl(directory.benchmarks) if directory.benchmarks.exists() else [],
     )
 
 

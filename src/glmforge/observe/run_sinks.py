@@ -28,10 +28,14 @@ def run_sinks(config: RunConfig, total: tuple[int, int | None] | None) -> list[S
     """
     directory, observe = RunDirectory(config.output_dir), config.observe
     evaluates = observe.evaluate_every is not None
-    needles = observe.needles is not None
-    sinks: list[Sink] = [RunFiles(directory, evaluates=evaluates, samples=observe.samples is not None, needles=needles)]
+    needles, benchmarks = observe.needles is not None, observe.benchmarks is not None
+    samples = observe.samples is not None
+    sinks: list[Sink] = [
+        RunFiles(directory, evaluates=evaluates, samples=samples, needles=needles, benchmarks=benchmarks)
+    ]
     if observe.tensorboard:
-        sinks.append(Background(TensorBoard(directory.tensorboard, evaluates=evaluates, needles=needles)))
+        board = TensorBoard(directory.tensorboard, evaluates=evaluates, needles=needles, benchmarks=benchmarks)
+        sinks.append(Background(board))
     if observe.progress:
         sinks.append(ProgressLine(total))
     return sinks
@@ -49,8 +53,8 @@ class _Lost:
 class RunFiles:
     """The JSONL files of a run directory.
 
-    Metrics, evaluations, samples and needles tell one story: those of steps that are trained again go. Events and
-    anomalies tell what happened, and stay.
+    Metrics, evaluations, samples, needles and benchmarks tell one story: those of steps that are trained again go.
+    Events and anomalies tell what happened, and stay.
 
     Records are written by the thread that trains, one system call each: a process that is killed loses none. A file
     that cannot be written (a full disk) misses records, and the run goes on: a warning and, where that can be written,
@@ -60,7 +64,13 @@ class RunFiles:
     name = "the run's files"
 
     def __init__(
-        self, directory: RunDirectory, *, evaluates: bool, samples: bool = False, needles: bool = False
+        self,
+        directory: RunDirectory,
+        *,
+        evaluates: bool,
+        samples: bool = False,
+        needles: bool = False,
+        benchmarks: bool = False,
     ) -> None:
         self._paths = {Kind.METRICS: directory.metrics}
         if evaluates:
@@ -69,6 +79,8 @@ class RunFiles:
             self._paths[Kind.SAMPLE] = directory.samples
         if needles:
             self._paths[Kind.NEEDLES] = directory.needles
+        if benchmarks:
+            self._paths[Kind.BENCHMARK] = directory.benchmarks
         self._lasting = {Kind.EVENT: directory.events, Kind.ANOMALY: directory.anomalies}
         self._open: dict[Kind, JsonlFile] = {}
         self._lost: dict[Path, _Lost] = {}
@@ -120,18 +132,20 @@ class RunFiles:
 
 
 class TensorBoard:
-    """Metrics, evaluations and needles, each in a directory of their own: two writers that resume would hide each
-    other's records. Raises `MissingPackageError` where TensorBoard is not installed."""
+    """Metrics, evaluations, needles and benchmarks, each in a directory of their own: two writers that resume would
+    hide each other's records. Raises `MissingPackageError` where TensorBoard is not installed."""
 
     name = "TensorBoard"
 
-    def __init__(self, directory: Path, *, evaluates: bool, needles: bool = False) -> None:
+    def __init__(self, directory: Path, *, evaluates: bool, needles: bool = False, benchmarks: bool = False) -> None:
         summary_writer_class()
         self._directories = {Kind.METRICS: directory}
         if evaluates:
             self._directories[Kind.EVALUATION] = directory / "evaluation"
         if needles:
             self._directories[Kind.NEEDLES] = directory / "needles"
+        if benchmarks:
+            self._directories[Kind.BENCHMARK] = directory / "benchmarks"
         self._open: dict[Kind, TensorBoardFile] = {}
 
     def open(self, step: int, tokens: int, table: MetricTable) -> None:

@@ -1,10 +1,10 @@
-"""What a run of token shards evaluates while it trains: held-out text, samples, needles."""
+"""What a run of token shards evaluates while it trains: held-out text, samples, needles, benchmarks."""
 
 from collections.abc import Iterator
 from functools import partial
 
 from glmforge.config.needles import NeedlesConfig
-from glmforge.config.observe import ObserveConfig
+from glmforge.config.observe import BenchmarksConfig, ObserveConfig
 from glmforge.config.schema import RunConfig
 from glmforge.data.needles.build import NeedleTests
 from glmforge.data.needles.haystack import make_haystack
@@ -14,8 +14,10 @@ from glmforge.evaluate.bits_per_byte import evaluate_held_out
 from glmforge.evaluate.needles import score_needles
 from glmforge.evaluate.needles_generated import generate_needles
 from glmforge.evaluate.samples import SampleWriter
+from glmforge.extras import needed_for
 from glmforge.recipes.run_data import RunData
 from glmforge.training import hooks
+from glmforge.training.hooks.benchmarks import Asker
 from glmforge.training.hooks.needles import FindNeedles
 from glmforge.training.trainer import Hook
 
@@ -23,8 +25,16 @@ from glmforge.training.trainer import Hook
 def evaluations(config: RunConfig, data: RunData) -> Iterator[Hook]:
     """The hooks that `config.observe` asks for."""
     observe = config.observe
-    if observe.evaluate_every is None:
-        return
+    if observe.evaluate_every is not None:
+        yield from _at_evaluations(config, data, observe.evaluate_every)
+    if observe.benchmarks is not None:
+        yield hooks.BenchmarksHook(observe.benchmarks.every_steps, _asker(observe.benchmarks, data))
+    if observe.early_stopping is not None:
+        yield hooks.EarlyStoppingHook(observe.early_stopping)
+
+
+def _at_evaluations(config: RunConfig, data: RunData, every_steps: int) -> Iterator[Hook]:
+    observe = config.observe
     evaluate = partial(
         evaluate_held_out,
         held_out=data.held_out,
@@ -33,13 +43,22 @@ def evaluations(config: RunConfig, data: RunData) -> Iterator[Hook]:
         subset=_subset(observe),
     )
     continues = config.init_from is not None
-    yield hooks.EvaluationHook(observe.evaluate_every, evaluate, from_given_weights=continues)
+    yield hooks.EvaluationHook(every_steps, evaluate, from_given_weights=continues)
     if observe.samples is not None:
         yield hooks.SamplesHook(SampleWriter(observe.samples, config.model, data.tokenizer, data.held_out))
     if observe.needles is not None:
         yield hooks.NeedlesHook(_needles(config, observe.needles, data))
-    if observe.early_stopping is not None:
-        yield hooks.EarlyStoppingHook(observe.early_stopping)
+
+
+def _asker(benchmarks: BenchmarksConfig, data: RunData) -> Asker:
+    """Raises `MissingPackageError` without the extra `eval`, and `ConfigError` for benchmarks that cannot be opened."""
+    import glmforge.evaluate.benchmarks  # noqa: F401 - first: it quiets the progress bars of the harness
+
+    with needed_for("observe.benchmarks"):
+        import lm_eval  # noqa: F401
+    from glmforge.evaluate.benchmarks.in_training import BenchmarkAsker
+
+    return BenchmarkAsker(benchmarks, data.tokenizer)
 
 
 def _subset(observe: ObserveConfig) -> Subset:

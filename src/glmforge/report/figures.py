@@ -1,12 +1,14 @@
 """What the report's plots show: each a function from a run's log to a `Figure`, or None without data for it.
 
 How they are drawn is `canvas.py`; those of the experts are `figures_balance.py`, those of needle
-tests `figures_needles.py`.
+tests `figures_needles.py`, those of benchmarks `figures_benchmarks.py`.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby, pairwise
+from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -31,6 +33,7 @@ from glmforge.report.figures_balance import (
     load_of_experts,
     router_biases,
 )
+from glmforge.report.figures_benchmarks import benchmark_scores
 from glmforge.report.figures_needles import needles_by_depth, needles_by_length
 from glmforge.report.overfitting import Verdict, find_overfitting
 
@@ -38,8 +41,12 @@ _MAX_SOURCES = 2 * len(SERIES)
 _OTHER = "other"
 
 
-def draw_figures(run: RunLog) -> list[Figure]:
-    """Every plot the run has data for, in the report's order."""
+def draw_figures(run: RunLog, evaluations: Path | None = None) -> list[Figure]:
+    """Every plot the run has data for, in the report's order.
+
+    Args:
+        evaluations: directory with results of its checkpoints; see `benchmark_scores`.
+    """
     plots: tuple[Callable[[RunLog], Figure | None], ...] = (
         _loss,
         _source_loss,
@@ -47,6 +54,7 @@ def draw_figures(run: RunLog) -> list[Figure]:
         _gap,
         _accuracy,
         _held_out_answers,
+        partial(benchmark_scores, results=evaluations),
         needles_by_length,
         needles_by_depth,
         _mtp_loss,

@@ -35,7 +35,10 @@ class Extra(TypedDict, total=False):
 
 
 def write_report(
-    run_dir: str | os.PathLike[str], out: str | os.PathLike[str] | None = None, extra: Extra | None = None
+    run_dir: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    extra: Extra | None = None,
+    evaluations: Path | None = None,
 ) -> Path:
     """Write the HTML report of a run.
 
@@ -43,12 +46,14 @@ def write_report(
         run_dir: the run directory; needs config.yaml, run.json and metrics.jsonl with at least one record.
         out: the file to write, `<run_dir>/report.html` by default.
         extra: samples and facts to show besides.
+        evaluations: directory with results of the run's checkpoints, `<run_dir>/evaluations` by default.
 
     Returns:
         The path of the report.
 
     Raises:
         RunFileError: a file of the run is missing or damaged, or the report cannot be written.
+        DataError: a result of a checkpoint is damaged, or `evaluations` has none.
         MissingPackageError: matplotlib is not installed.
     """
     run = read_run(run_dir)
@@ -60,7 +65,7 @@ def write_report(
     summary = summarize(run, report_dir=path.parent, facts=extra.get("facts", {}))
     tiles, tables = [*summary.tiles, *extra.get("tiles", [])], [*extra.get("tables", []), *summary.tables]
     page = page_template("report.html").render(
-        figures=draw_figures(run),
+        figures=draw_figures(run, evaluations),
         samples=[*(ShownSample(**sample) for sample in extra.get("samples", [])), *samples],
         num_left_out=num_samples - len(samples),
         summary=replace(summary, tiles=tiles, tables=tables),

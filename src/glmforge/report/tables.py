@@ -26,6 +26,7 @@ _FILES = {
     "evaluation.jsonl": "one record per evaluation and source: loss and accuracy, answers",
     "samples.jsonl": "samples written at evaluations",
     "needles.jsonl": "retrieval from long texts",
+    "benchmarks.jsonl": "benchmark scores during training",
     "events.jsonl": "starts, resumes and other events",
     "time.jsonl": "how the job's attempts spent their time",
     "checkpoints": "checkpoints, one directory per step",

@@ -72,6 +72,9 @@ class Hook:
     def on_evaluation(self, trainer: "Trainer", records: Sequence[Record]) -> None:
         """After an evaluation, which gave these records, one per source. On all ranks."""
 
+    def on_benchmarks(self, trainer: "Trainer", records: Sequence[Record]) -> None:
+        """After benchmarks were asked, which gave these records, one per benchmark. On all ranks."""
+
     def restore(self, trainer: "Trainer", before_step: int) -> bool:
         """Take the run back to before a step, from what this hook has kept; False if it keeps nothing of then.
 

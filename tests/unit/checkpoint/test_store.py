@@ -12,6 +12,7 @@ from glmforge.checkpoint import (
     save_checkpoint,
 )
 from glmforge.checkpoint.format.store import step_of
+from glmforge.config.checkpoint import KeepBestConfig
 from helpers.checkpoints import assert_holds_step, blank_tensors, make_meta, make_tensors, save_steps
 
 HOST = socket.gethostname()
@@ -93,6 +94,24 @@ def test_retention(tmp_path, keep_last, keep_every_steps, kept):
     assert [step_of(path) for path in list_checkpoints(tmp_path)] == kept
     assert sorted(kept + [step_of(path) for path in deleted]) == [10, 20, 30, 40, 50, 60]
     assert len(list(tmp_path.iterdir())) == len(kept)
+
+
+@pytest.mark.parametrize(
+    ("mode", "values", "kept"),
+    [
+        ("max", {10: 0.2, 20: 0.9, 30: 0.9, 40: 0.1}, [60, 30]),  # of equal ones the newest
+        ("min", {10: 0.2, 20: 0.9, 30: 0.9, 40: 0.1}, [60, 40]),
+        ("max", {40: 0.1, 60: 0.5}, [60]),  # the newest is the best one
+        ("max", {}, [60]),
+    ],
+)
+def test_retention_keeps_the_best_one(tmp_path, mode, values, kept):
+    for step in range(10, 70, 10):
+        measured = {"gsm8k": values[step], "nll": -float(step)} if step in values else {}
+        meta = make_meta(step).model_copy(update={"measured": measured})
+        save_checkpoint(tmp_path, step, make_tensors(step), meta)
+    apply_retention(tmp_path, keep_last=1, keep_best=KeepBestConfig(metric="gsm8k", mode=mode))
+    assert [step_of(path) for path in list_checkpoints(tmp_path)] == kept
 
 
 def test_retention_does_not_count_broken_ones_nor_delete_them(tmp_path):

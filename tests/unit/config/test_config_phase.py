@@ -79,6 +79,9 @@ def test_balance_has_fitting_defaults_that_survive_a_dump(balance: str, bias_rat
     assert (config.phases[0].router_bias_rate, config.phases[0].aux_loss_weight) == (bias_rate, aux_weight)
 
 
+ASKED = "observe.benchmarks={names: [gsm8k, tasks/sums.yaml], every_steps: 100}"
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -98,6 +101,24 @@ def test_balance_has_fitting_defaults_that_survive_a_dump(balance: str, bias_rat
             r"checkpoint\.every_steps",
         ),
         (["observe.early_stopping={}"], "observe.early_stopping: needs evaluations"),
+        (
+            ["observe.early_stopping.metric=mmlu"],
+            "observe.early_stopping.metric: 'mmlu' is not measured; choose one of",
+        ),
+        (
+            [ASKED, "observe.early_stopping={metric: gsm8k, source: text}"],
+            "observe.early_stopping.source: 'gsm8k' is a benchmark",
+        ),
+        (["observe.benchmarks={names: [a.yaml, b/a.yml], every_steps: 1}"], "the name 'a' is used 2 times"),
+        (["checkpoint.keep_best={metric: nll, mode: min}"], "checkpoint.keep_best: needs evaluations"),
+        (
+            [ASKED, "checkpoint.keep_best={metric: mmlu, mode: max}"],
+            "checkpoint.keep_best.metric: 'mmlu' is not measured; choose one of bits_per_byte, nll, gsm8k, sums",
+        ),
+        (
+            [ASKED, "checkpoint.keep_best={metric: sums, mode: max}", "checkpoint.every_steps=250"],
+            "checkpoint.keep_best: sums is measured every 100 steps: set checkpoint.every_steps to a multiple",
+        ),
         (
             ["checkpoint.every_steps=5", "checkpoint.ephemeral_every_steps=5"],
             "checkpoint.ephemeral_every_steps: 5 must be less than every_steps",

@@ -149,7 +149,9 @@ class AdapterSaver(BackgroundSaver):
 
     def _delete_shared(self) -> None:
         config = self.config
-        for _ in delete_old_checkpoints(self.root, config.keep_last, config.keep_every_steps, config.keep_ephemeral):
+        for _ in delete_old_checkpoints(
+            self.root, config.keep_last, config.keep_every_steps, config.keep_ephemeral, config.keep_best
+        ):
             pass
 
     def _found_locally(self, root: Path) -> list[_Local]:

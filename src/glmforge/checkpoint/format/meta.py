@@ -70,6 +70,11 @@ class CheckpointMeta(Strict):
     total_nonfinite_steps: NonNegativeInt = Field(default=0, description="skipped steps of the run")
     rollbacks: NonNegativeInt = Field(default=0, description="rollbacks so far")
     stopped: str | None = Field(default=None, description="why the run stopped before its last phase ended")
+    measured: dict[str, float] = Field(
+        default={},
+        exclude_if=lambda measured: not measured,
+        description="what was measured at this step: held-out metrics, each the mean over all sources, and benchmarks",
+    )
     extra_models: dict[str, Any] = Field(
         default={},
         exclude_if=lambda models: not models,

@@ -1,10 +1,10 @@
 """Which checkpoints stay on the disk.
 
-Of the permanent ones, the newest `keep_last` stay, and those of every `keep_every_steps` steps are kept; of the
-ephemeral ones, the newest `keep_ephemeral`. The newest complete one is never deleted, of either kind. Broken ones
-neither count nor are deleted: something went wrong that a person should see, and they may be all there is to
-rescue. Those that a run left after a loss spike go as soon as there is a whole one of a later step; those that the
-user left stay.
+Of the permanent ones, the newest `keep_last` stay, those of every `keep_every_steps` steps, and the best one by
+`keep_best`; of the ephemeral ones, the newest `keep_ephemeral`. The newest complete one is never deleted, of either
+kind. Broken ones neither count nor are deleted: something went wrong that a person should see, and they may be all
+there is to rescue. Those that a run left after a loss spike go as soon as there is a whole one of a later step; those
+that the user left stay.
 
 On nodes' own disks the newest `keep_ephemeral` stay, of both kinds, and a permanent one until there is one as new on
 shared storage. Incomplete ones are what is left when a node has been replaced; on an unwatched disk they are
@@ -12,7 +12,7 @@ deleted, with a warning, when a newer one is whole.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,13 +27,19 @@ from glmforge.checkpoint.format.store import (
     step_of,
 )
 from glmforge.checkpoint.node_local.local import LocalStep, survey
+from glmforge.config.checkpoint import KeepBestConfig
 from glmforge.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
 
 def apply_retention(
-    root: Path, keep_last: int, keep_every_steps: int | None = None, *, keep_ephemeral: int = 1
+    root: Path,
+    keep_last: int,
+    keep_every_steps: int | None = None,
+    *,
+    keep_ephemeral: int = 1,
+    keep_best: KeepBestConfig | None = None,
 ) -> list[Path]:
     """Delete the checkpoints under `root` that need not stay and return them. All ranks call this together.
 
@@ -43,7 +49,9 @@ def apply_retention(
         raise ValueError(f"keep_last = {keep_last}: must be at least 1")
     if keep_ephemeral < 1:
         raise ValueError(f"keep_ephemeral = {keep_ephemeral}: must be at least 1")
-    return run_on_rank_zero(lambda: list(delete_old_checkpoints(root, keep_last, keep_every_steps, keep_ephemeral)))
+    return run_on_rank_zero(
+        lambda: list(delete_old_checkpoints(root, keep_last, keep_every_steps, keep_ephemeral, keep_best))
+    )
 
 
 def retain_local(root: Path, keep_ephemeral: int, shared: Path) -> None:
@@ -70,14 +78,34 @@ def retain_local(root: Path, keep_ephemeral: int, shared: Path) -> None:
     run_each(delete)
 
 
+def best_checkpoint(checkpoints: Iterable[Path], keep_best: KeepBestConfig) -> tuple[Path, float] | None:
+    """The one whose value is best, and the value; of equal ones the newest. None if none has one.
+
+    Args:
+        checkpoints: readable ones, newest first.
+    """
+    sign, best = 1 if keep_best.mode == "max" else -1, None
+    for path in checkpoints:
+        value = read_meta(path).measured.get(keep_best.metric)
+        if value is not None and (best is None or sign * value > sign * best[1]):
+            best = path, value
+    return best
+
+
 def delete_old_checkpoints(
-    root: Path, keep_last: int, keep_every_steps: int | None, keep_ephemeral: int
+    root: Path,
+    keep_last: int,
+    keep_every_steps: int | None,
+    keep_ephemeral: int,
+    keep_best: KeepBestConfig | None = None,
 ) -> Iterator[Path]:
     """`apply_retention` by one process alone; another one may be at it as well. Raises `OSError`."""
     permanent, ephemeral = _whole(root)
     newest = max(map(step_of, [*permanent[:1], *ephemeral[:1]]), default=-1)
     old = permanent[keep_last:]
+    best = best_checkpoint(permanent, keep_best) if keep_best is not None else None
     doomed = [path for path in old if keep_every_steps is None or step_of(path) % keep_every_steps != 0]
+    doomed = [path for path in doomed if best is None or path != best[0]]
     doomed += ephemeral[keep_ephemeral:]
     doomed += [path for path in list_rolled_back(root) if step_of(path) < newest]
     for path in doomed:

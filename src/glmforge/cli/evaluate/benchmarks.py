@@ -1,6 +1,7 @@
 """`glmforge evaluate MODEL --benchmark NAMES`: the score of a model on benchmarks."""
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,10 +16,15 @@ from glmforge.errors import GlmforgeError
 from glmforge.extras import needed_for
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from rich.table import Table
 
+    from glmforge.evaluate.benchmarks.catalog import Benchmark
+    from glmforge.evaluate.benchmarks.endpoint_model import EndpointModel, Server
+    from glmforge.evaluate.benchmarks.harness import Asking
+    from glmforge.evaluate.benchmarks.language_model import Generation, Progress
+    from glmforge.evaluate.benchmarks.replies import ReplyStore
     from glmforge.evaluate.result import Score
     from glmforge.generate.engine import Engine
 
@@ -49,7 +55,18 @@ class Options:
     device: Annotated[str, typer.Option(help="Where the model goes, such as cuda.")] = "cpu"
     cache_gib: Annotated[float, typer.Option(min=0.001, help="Memory for keys and values, in GiB.")] = 0.25
     max_sequences: Annotated[int, typer.Option(min=1, help="Requests that run at the same time.")] = 64
-    tokenizer: Annotated[Path | None, typer.Option(help="Instead of the model's own tokenizer.")] = None
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="Instead of the model's own tokenizer. With a URL: send token ids, not text.")
+    ] = None
+    model_name: Annotated[str, typer.Option(help="With a URL: the model, as its server calls it.")] = ""
+    api_key_env: Annotated[str, typer.Option(help="With a URL: environment variable with the API key.")] = ""
+    connections: Annotated[int, typer.Option(min=1, help="With a URL: requests at the same time.")] = 16
+    timeout: Annotated[float, typer.Option(min=0.001, help="With a URL: seconds to wait for an answer.")] = 600.0
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Evaluate each checkpoint of the run MODEL when it appears, into OUT/step-N."),
+    ] = False
+    once: Annotated[bool, typer.Option("--once", help="With --watch: only the checkpoints that are there now.")] = False
     force: ForceOption = False
 
 
@@ -65,25 +82,72 @@ def benchmarks(options: Options) -> None:
         glmforge evaluate exports/glm --benchmark mmlu,gsm8k --data data/eval --out results/glm
 
         glmforge evaluate runs/sft --benchmark math500 --chat --num-samples 4 --temperature 1 --data data/eval --out r
+
+        glmforge evaluate http://localhost:8000/v1 --model-name glm --benchmark gsm8k --chat --data data/eval --out r
+
+        glmforge evaluate benchmarks runs/glm --watch --benchmark mmlu --limit 500 --data d --out runs/glm/evaluations
     """
+    from glmforge.evaluate.benchmarks import scorers  # first: its package quiets the progress bars of the harness
+
     with needed_for("evaluate"):
-        import datasets  # noqa: F401
         import lm_eval  # noqa: F401
-    from glmforge.evaluate.benchmarks import scorers
     from glmforge.evaluate.benchmarks.catalog import open_benchmark
-    from glmforge.evaluate.benchmarks.harness import Asking
-    from glmforge.evaluate.benchmarks.language_model import EngineLM, Generation
-    from glmforge.evaluate.benchmarks.replies import ReplyStore
-    from glmforge.evaluate.run import finish, prepare, run, settings_of
-    from glmforge.observe.work_progress import work_progress
 
     names = [name for text in options.benchmark for name in text.split(",") if name]
     if not names:
         raise GlmforgeError("--benchmark: name at least one")
     if options.system and not options.chat:
         raise GlmforgeError("--system: a system message needs --chat")
+    server = _server(options)
     scorers.unsafe_code = options.unsafe_code
     chosen = [open_benchmark(name, options.data) for name in dict.fromkeys(names)]
+    if options.watch:
+        _watch(options, chosen)
+    else:
+        _evaluate(options, chosen, server)
+
+
+def _server(options: Options) -> "Server | None":
+    """Where the model is, if it is a URL."""
+    if "://" not in options.model:
+        if given := next((name for name in ("model_name", "api_key_env") if getattr(options, name)), None):
+            raise GlmforgeError(f"--{given.replace('_', '-')}: needs the URL of a server as the model")
+        return None
+    if options.watch:
+        raise GlmforgeError("--watch: needs the directory of a run as the model, not a URL")
+    if not options.model_name:
+        raise GlmforgeError("a server needs --model-name, the name that it gives to the model (see its /v1/models)")
+    key = os.environ.get(options.api_key_env, "") if options.api_key_env else ""
+    if options.api_key_env and not key:
+        raise GlmforgeError(f"--api-key-env: the environment variable {options.api_key_env} is not set")
+    with needed_for("evaluating a server"):
+        from glmforge.evaluate.benchmarks.endpoint_model import Server
+    return Server(options.model, options.model_name, key, options.timeout, options.connections)
+
+
+def _watch(options: Options, chosen: "Sequence[Benchmark]") -> None:
+    from glmforge.evaluate.run import settings_of
+    from glmforge.evaluate.watch import watch
+    from glmforge.runtime.launch import LaunchEnvironment
+
+    if LaunchEnvironment.read().world_size > 1:
+        raise GlmforgeError("--watch: runs in one process; start it without torchrun")
+
+    def evaluate(checkpoint: Path, out: Path) -> None:
+        console.print(f"{checkpoint.name}:", highlight=False)
+        _evaluate(replace(options, model=str(checkpoint), out=out), chosen)
+
+    console = Console()
+    settings = settings_of(*_asked(options), chosen)
+    number = watch(Path(options.model), options.out, settings, evaluate, once=options.once)
+    console.print(f"{number:,} checkpoints evaluated; results are in {options.out}", markup=False, highlight=False)
+
+
+def _asked(options: Options) -> "tuple[Asking, Generation]":
+    """How the items are asked and answered."""
+    from glmforge.evaluate.benchmarks.harness import Asking
+    from glmforge.evaluate.benchmarks.language_model import Generation
+
     asking = Asking(chat=options.chat, system=options.system, num_fewshot=options.num_fewshot, limit=options.limit)
     generation = Generation(
         max_new_tokens=options.max_new_tokens,
@@ -94,30 +158,64 @@ def benchmarks(options: Options) -> None:
         seed=options.seed,
         thinking=options.thinking,
     )
+    return asking, generation
+
+
+def _evaluate(options: Options, chosen: "Sequence[Benchmark]", server: "Server | None" = None) -> None:
+    """Evaluate one model and print its scores."""
+    from glmforge.evaluate.benchmarks.harness import Model
+    from glmforge.evaluate.benchmarks.language_model import EngineLM, Progress
+    from glmforge.evaluate.benchmarks.replies import ReplyStore
+    from glmforge.evaluate.run import finish, prepare, run, settings_of
+    from glmforge.observe.work_progress import work_progress
+
+    asking, generation = _asked(options)
     settings = settings_of(asking, generation, chosen)
-    model, identity = _load(options)
+    engine = None
+    if server is None:
+        engine, identity = _load(options)
+    else:
+        identity = {"server": server.url, "name": server.model, "tokenizer": str(options.tokenizer or "")}
     prepare(options.out, identity, settings, overwrite=options.force)
     with work_progress("evaluating", 100) as show, ReplyStore(options.out) as replies:
-        answering = EngineLM(
-            model,
-            replies,
-            generation,
-            is_chat=options.chat,
-            on_progress=lambda one: show(one.num_done, f"{one.num_done:,} of {one.num_requests:,} requests"),
-        )
+
+        def on_progress(one: Progress) -> None:
+            show(one.num_done, f"{one.num_done:,} of {one.num_requests:,} requests")
+
+        answering: Model
+        if engine is not None:
+            answering = EngineLM(engine, replies, generation, is_chat=options.chat, on_progress=on_progress)
+        else:
+            assert server is not None, "a model that is not loaded is a server's"
+            answering = _ask_server(options, server, replies, generation, on_progress)
         scores, items = run(chosen, asking, answering)
-    result = finish(options.out, options.model, identity, settings, scores, items)
+    source = options.model if server is None else f"{server.model} at {server.url}"
+    result = finish(options.out, source, identity, settings, scores, items)
     print_table("", score_table(result.scores), Console())
     for score in result.scores:
         if score.refused:
             raise GlmforgeError(f"{score.benchmark}: no score: {score.refused}")
 
 
+def _ask_server(
+    options: Options,
+    server: "Server",
+    replies: "ReplyStore",
+    generation: "Generation",
+    on_progress: "Callable[[Progress], None]",
+) -> "EndpointModel":
+    from glmforge.data.tokens.tokenizer import Tokenizer
+    from glmforge.evaluate.benchmarks.endpoint_model import EndpointModel
+
+    words = None if options.tokenizer is None else Tokenizer.load(options.tokenizer)
+    return EndpointModel(server, replies, generation, tokenizer=words, on_progress=on_progress)
+
+
 def _load(options: Options) -> "tuple[Engine, dict[str, object]]":
     """The engine of a model on the disk, and what tells it from others."""
     import torch
 
-    from glmforge.evaluate.run import weights_digest
+    from glmforge.evaluate.run import trained_for, weights_digest
     from glmforge.generate.config import EngineConfig
     from glmforge.generate.engine import Engine
     from glmforge.generate.runner import WholeModel
@@ -139,7 +237,8 @@ def _load(options: Options) -> "tuple[Engine, dict[str, object]]":
     assert isinstance(engine.runner, WholeModel), "it was loaded whole"
     if engine.tokenizer is None:
         raise GlmforgeError(f"{options.model}: a preset has no tokenizer; give a run or an export, or --tokenizer")
-    return engine, {"weights": weights_digest(engine.runner.model), "tokenizer": engine.tokenizer.fingerprint}
+    identity = {"weights": weights_digest(engine.runner.model), "tokenizer": engine.tokenizer.fingerprint}
+    return engine, {**identity, **trained_for(options.model)}
 
 
 def score_table(scores: "Sequence[Score]") -> "Table":

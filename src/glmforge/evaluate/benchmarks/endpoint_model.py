@@ -6,14 +6,16 @@ token ids, as the engine sees them; without one the server encodes their text.
 """
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, Self
+from itertools import pairwise
+from typing import Annotated, Any, Self
 
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import LM
+from pydantic import BaseModel, Field, NonNegativeInt
 
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.endpoint import Attempt, Endpoint, ask_again, url_fault
@@ -26,14 +28,15 @@ _ATTEMPTS, _FIRST_WAIT_S = 6, 1.0
 
 
 class Messages(str):
-    """A conversation that a server is to render; as text it is only shown."""
+    """A conversation that a server is to render; as text it is only shown. The last message may begin the answer."""
 
     messages: tuple[Mapping[str, str], ...]
+    begins_answer: bool
 
     @classmethod
-    def of(cls, messages: Sequence[Mapping[str, str]]) -> Self:
+    def of(cls, messages: Sequence[Mapping[str, str]], *, begins_answer: bool = False) -> Self:
         made = cls("\n\n".join(f"{one['role']}: {one['content']}" for one in messages))
-        made.messages = tuple(messages)
+        made.messages, made.begins_answer = tuple(messages), begins_answer and bool(messages)
         return made
 
 
@@ -63,7 +66,41 @@ class _Ask:
     digest: str
     path: str
     payload: Mapping[str, Any]
-    read: Callable[[Mapping[str, Any], float], Reply]
+    read: Callable[["_Completion", float], Reply]
+
+
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Logprobs(BaseModel):
+    token_logprobs: list[_Finite | None] = []
+    top_logprobs: list[dict[str, _Finite] | None] | None = None
+    text_offset: list[NonNegativeInt] | None = None
+
+
+class _Message(BaseModel):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class _ServerChoice(BaseModel):
+    text: str | None = None
+    message: _Message | None = None
+    finish_reason: str | None = None
+    logprobs: _Logprobs | None = None
+
+
+class _Usage(BaseModel):
+    completion_tokens: NonNegativeInt = 0
+    prompt_tokens: NonNegativeInt = 0
+
+
+class _Completion(BaseModel):
+    """What is read of a reply; a server may say more."""
+
+    choices: Annotated[list[_ServerChoice], Field(min_length=1)]
+    usage: _Usage | None = None
 
 
 class EndpointModel(LM):
@@ -84,7 +121,7 @@ class EndpointModel(LM):
     ) -> None:
         super().__init__()
         if (fault := url_fault(server.url)) is not None:
-            raise GlmforgeError(f"{server.url}: {fault}")
+            raise GlmforgeError(f"the server to evaluate: {fault}")
         self.server, self.replies, self.generation, self.words = server, replies, generation, tokenizer
         self._on_progress = on_progress
 
@@ -93,8 +130,8 @@ class EndpointModel(LM):
         return "" if self.words is None else self.words.fingerprint
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> Messages:
-        """The conversation as it is; a begun answer stays its last message."""
-        return Messages.of(chat_history)
+        """The conversation as it is; without a generation prompt its last message is the beginning of the answer."""
+        return Messages.of(chat_history, begins_answer=not add_generation_prompt)
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """As the engine's; see `language_model.EngineLM`."""
@@ -121,49 +158,53 @@ class EndpointModel(LM):
         return [replies[start : start + number] for start in range(0, len(replies), number)]
 
     def _to_score(self, context: str, continuation: str) -> _Ask:
-        prompt: str | list[int]
-        if isinstance(context, Messages):
-            if self.words is None:
-                raise GlmforgeError(
-                    "scoring choices behind a conversation needs the model's tokenizer: --tokenizer DIR"
-                )
-            ids = self.words.apply_chat_template(
-                context.messages, add_generation_prompt=True, thinking=self.generation.thinking
-            )
-            prompt, start = ids + self.words.encode(continuation), len(ids)
-        elif self.words is not None:
-            prompt = self.words.encode(context + continuation)
-            start = len(self.words.encode(context))
-        else:
-            prompt, start = context + continuation, len(context)
+        prompt, start = self._prompt_to_score(context, continuation)
         payload = {"model": self.server.model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "echo": True}
         digest = request_digest("score", prompt, {"from": start})
         return _Ask(
             digest, "/completions", payload | {"logprobs": 1}, lambda reply, s: _scored(reply, prompt, start, s)
         )
 
+    def _prompt_to_score(self, context: str, continuation: str) -> tuple[str | list[int], int]:
+        """Context and continuation together, and where the continuation begins: a token, or of text a character."""
+        words = self.words
+        if isinstance(context, Messages):
+            if words is None:
+                raise GlmforgeError("scoring choices after a conversation needs the model's tokenizer: --tokenizer DIR")
+            ids = self._rendered(words, context)
+            return ids + words.encode(continuation), len(ids)
+        if words is None:
+            return context + continuation, len(context)
+        if context == "":  # end-of-text stands for it, as the harness has it
+            return [words.end_of_text_id, *words.encode(continuation)], 1
+        stripped = context.rstrip()  # spaces belong to the token behind them, as the harness has it
+        return words.encode(context + continuation), len(words.encode(stripped))
+
+    def _rendered(self, words: Tokenizer, context: Messages) -> list[int]:
+        history = list(context.messages)
+        begun = history.pop()["content"] if context.begins_answer else ""
+        ids = words.apply_chat_template(history, add_generation_prompt=True, thinking=self.generation.thinking)
+        return ids + words.encode(begun)
+
     def _to_write(self, request: Instance, sample: int) -> _Ask:
         context, settings = request.args[:2]
-        generation = self.generation
-        given = {name: settings[name] for name in ("temperature", "top_p") if name in settings}
-        ours = {name: getattr(generation, name) for name in ("temperature", "top_p", "top_k")}
+        generation, stops = self.generation, list(stop_strings(settings))
         payload: dict[str, Any] = {
             "model": self.server.model,
             "max_tokens": generation.max_new_tokens or settings.get("max_gen_toks", DEFAULT_MAX_NEW_TOKENS),
             "seed": (generation.seed + sample) % 2**31,
-            **given,
-            **{name: value for name, value in ours.items() if value is not None},
+            **_sampling(generation, settings),
         }
-        stops = list(stop_strings(settings))
         if isinstance(context, Messages):
             payload["messages"] = list(context.messages)
+            payload |= {"add_generation_prompt": False, "continue_final_message": True} if context.begins_answer else {}
             payload |= {} if generation.thinking else {"chat_template_kwargs": {"enable_thinking": False}}
-            payload |= {} if generation.thinking or not stops else {"stop": stops[:4]}
+            stops = [] if generation.thinking else stops  # they are not to end the reasoning
             path = "/chat/completions"
         else:
-            payload["prompt"] = str(context)
-            payload |= {"stop": stops[:4]} if stops else {}  # as many as OpenAI's API takes; the rest is cut afterwards
+            payload["prompt"] = str(context) if self.words is None else self.words.encode(str(context))
             path = "/completions"
+        payload |= {"stop": stops[:4]} if stops else {}  # as many as OpenAI's API takes; the rest is cut afterwards
         return _Ask(request_digest("text", str(context), payload, sample), path, payload, _written)
 
     def _answer(self, asked: Sequence[_Ask]) -> list[Reply]:
@@ -174,88 +215,110 @@ class EndpointModel(LM):
         return [known[one.digest] for one in asked]
 
     async def _ask_all(self, asked: Sequence[_Ask]) -> None:
-        places = asyncio.Semaphore(self.server.connections)
+        """Ask at the same time what may be, and keep each reply. The first error ends it."""
+        server = self.server
+        places = asyncio.Semaphore(server.connections)
         num_done = num_tokens = 0
         started = time.perf_counter()
-        servers = {
-            path: Endpoint(self.server.url.rstrip("/") + path, self.server.key, self.server.timeout, 64, _check)
-            for path in {one.path for one in asked}
-        }
-
-        async def answer(one: _Ask) -> None:
-            nonlocal num_done, num_tokens
-            async with places:
-                attempt = await ask_again(
-                    lambda: servers[one.path].ask(one.payload), _ATTEMPTS, _FIRST_WAIT_S, one.digest
+        async with AsyncExitStack() as stack:
+            endpoints = {
+                path: await stack.enter_async_context(
+                    Endpoint(
+                        server.url.rstrip("/") + path,
+                        server.key,
+                        server.timeout,
+                        server.connections,
+                        _Completion.model_validate,
+                    )
                 )
-            reply = one.read(self._whole(attempt), time.perf_counter() - started)
-            self.replies.add(one.digest, reply)
-            num_done, num_tokens = num_done + 1, num_tokens + reply.num_tokens
-            if self._on_progress is not None:
-                self._on_progress(Progress(num_done, len(asked), num_tokens))
+                for path in {one.path for one in asked}
+            }
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                for one in asked:
-                    group.create_task(answer(one))
-        except* GlmforgeError as errors:
-            raise errors.exceptions[0] from None
-        finally:
-            for server in servers.values():
-                await server.__aexit__(None, None, None)
+            async def answer(one: _Ask) -> None:
+                nonlocal num_done, num_tokens
+                async with places:
+                    attempt = await ask_again(
+                        lambda: endpoints[one.path].ask(one.payload), _ATTEMPTS, _FIRST_WAIT_S, one.digest
+                    )
+                reply = one.read(self._whole(attempt), time.perf_counter() - started)
+                self.replies.add(one.digest, reply)
+                num_done, num_tokens = num_done + 1, num_tokens + reply.num_tokens
+                if self._on_progress is not None:
+                    self._on_progress(Progress(num_done, len(asked), num_tokens))
 
-    def _whole(self, attempt: Attempt) -> Mapping[str, Any]:
+            failed: BaseException | None = None
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for one in asked:
+                        group.create_task(answer(one))
+            except ExceptionGroup as errors:  # the others were cancelled
+                failed = errors.exceptions[0]
+            if failed is not None:
+                raise failed
+
+    def _whole(self, attempt: Attempt) -> _Completion:
         if attempt.outcome != "done" or attempt.reply is None:
             status = f" ({attempt.status})" if attempt.status else ""
-            raise DataError(f"{self.server.url}: no answer{status}: {attempt.message}; what is answered so far is kept")
-        return attempt.reply
+            raise DataError(
+                f"{self.server.url}: no answer{status}: {attempt.message or 'the server gives no reason'}; check the "
+                "server, then run again to resume"
+            )
+        return _Completion.model_validate(attempt.reply)
 
 
-def _check(reply: Any) -> None:
-    reply["choices"][0]
+def _sampling(generation: Generation, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the engine would sample with; greedy where nothing is said, whatever the server's default is."""
+    sampled = settings.get("do_sample", settings.get("temperature", 0.0) > 0)
+    names = ("temperature", "top_p", "top_k")
+    given = {name: settings[name] for name in names if sampled and name in settings}
+    ours = {name: value for name in names if (value := getattr(generation, name)) is not None}
+    return {"temperature": 0.0} | given | ours
 
 
-def _written(reply: Mapping[str, Any], seconds: float) -> Reply:
-    choice = reply["choices"][0]
-    message = choice.get("message") or {"content": choice.get("text")}
-    reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
-    text = (f"<think>{reasoning}</think>" if reasoning else "") + str(message.get("content") or "")
-    usage = reply.get("usage") or {}
+def _written(reply: _Completion, seconds: float) -> Reply:
+    choice, usage = reply.choices[0], reply.usage or _Usage()
+    message = choice.message or _Message(content=choice.text)
+    is_cut = choice.finish_reason == "length"
+    text, reasoning = message.content or "", message.reasoning_content or message.reasoning or ""
+    if reasoning:  # what was cut while it reasoned has no end of it
+        text = f"<think>{reasoning}" if is_cut and not text else f"<think>{reasoning}</think>{text}"
     return Reply(
         "text",
-        int(usage.get("completion_tokens") or 0),
-        int(usage.get("prompt_tokens") or 0),
+        usage.completion_tokens,
+        usage.prompt_tokens,
         text=text,
-        finished="length" if choice.get("finish_reason") == "length" else "stop",
+        finished="length" if is_cut else "stop",
         seconds=seconds,
     )
 
 
-def _scored(reply: Mapping[str, Any], prompt: str | Sequence[int], start: int, seconds: float) -> Reply:
+def _scored(reply: _Completion, prompt: str | Sequence[int], start: int, seconds: float) -> Reply:
     """What an echoed prompt says of its tokens from `start` on: of token ids a place, of text a character."""
-    told = reply["choices"][0].get("logprobs") or {}
-    logprobs, top = told.get("token_logprobs") or [], told.get("top_logprobs") or []
+    told = reply.choices[0].logprobs or _Logprobs()
+    logprobs, top = told.token_logprobs, told.top_logprobs or []
     if isinstance(prompt, str):
-        offsets = [*(told.get("text_offset") or [])]
-        ends = [*offsets[1:], math.inf]
-        places = [
-            i for i, (begin, end) in enumerate(zip(offsets, ends, strict=True)) if end > start and begin < len(prompt)
-        ]
+        offsets = [*(told.text_offset or []), len(prompt) + 1]
+        spans = enumerate(pairwise(offsets))
+        places = [place for place, (begin, end) in spans if end > start and begin < len(prompt)]
     else:
         places = list(range(start, len(prompt)))
+    own = [logprobs[place] if place < len(logprobs) else None for place in places if place > 0]
     places = [place for place in places if place > 0]
-    if not places or places[-1] >= len(logprobs) or any(logprobs[place] is None for place in places):
+    known = [logprob for logprob in own if logprob is not None]
+    if not known or len(known) < len(own):
         raise DataError(
-            "the server does not tell log-probabilities of the prompt (echo with logprobs), which choices are scored "
-            "by; use vLLM or SGLang, give the weights, or take benchmarks that are written"
+            "the server does not return log-probabilities of the prompt (echo with logprobs), which multiple choice "
+            "needs: use vLLM or SGLang, evaluate the weights, or choose benchmarks with generated answers"
         )
-    best = [max(top[place].values()) if place < len(top) and top[place] else -math.inf for place in places]
-    own = [float(logprobs[place]) for place in places]
+    best = [
+        max((top[place] or {}).values(), default=own) if place < len(top) else own
+        for place, own in zip(places, known, strict=True)
+    ]
     return Reply(
         "score",
         len(places),
         places[0],
-        logprob=sum(own),
-        is_greedy=all(logprob >= most for logprob, most in zip(own, best, strict=True)),
+        logprob=sum(known),
+        is_greedy=bool(top) and all(logprob >= most for logprob, most in zip(known, best, strict=True)),
         seconds=seconds,
     )

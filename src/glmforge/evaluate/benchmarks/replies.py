@@ -55,6 +55,7 @@ class ReplyStore:
     """The replies in `directory`, which one evaluation at a time writes to; a context manager.
 
     Args:
+        directory: None keeps them in memory only.
         rank: of the process that appends; its file is named by it.
 
     Attributes:
@@ -62,21 +63,22 @@ class ReplyStore:
         num_damaged: lines that did not count.
     """
 
-    def __init__(self, directory: Path, rank: int = 0) -> None:
-        self._path = directory / f"replies-{rank:04}.jsonl"
+    def __init__(self, directory: Path | None, rank: int = 0) -> None:
+        self._path = None if directory is None else directory / f"replies-{rank:04}.jsonl"
         self._file: BinaryIO | None = None
         self.known: dict[str, Reply] = {}
         self.num_damaged = 0
-        for path in sorted(directory.glob("replies-*.jsonl")):
+        for path in [] if directory is None else sorted(directory.glob("replies-*.jsonl")):
             with disk_errors(path), path.open("rb") as file:
                 for line in file:
                     self._read(line)
 
     def __enter__(self) -> Self:
-        with disk_errors(self._path):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("ab+")
-            _end_last_line(self._file)
+        if self._path is not None:
+            with disk_errors(self._path):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = self._path.open("ab+")
+                _end_last_line(self._file)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
@@ -85,11 +87,12 @@ class ReplyStore:
 
     def add(self, digest: str, reply: Reply) -> None:
         """Keep a reply."""
-        assert self._file is not None, "in `with store`"
-        content = json.dumps({"request": digest} | asdict(reply)).encode()
-        with disk_errors(self._path):
-            self._file.write(_checksum(content) + b" " + content + b"\n")
-            self._file.flush()
+        if self._path is not None:
+            assert self._file is not None, "in `with store`"
+            content = json.dumps({"request": digest} | asdict(reply)).encode()
+            with disk_errors(self._path):
+                self._file.write(_checksum(content) + b" " + content + b"\n")
+                self._file.flush()
         self.known[digest] = reply
 
     def _read(self, line: bytes) -> None:

@@ -134,7 +134,11 @@ def _ephemeral_saves(settings: CheckpointConfig, num_steps: int) -> int:
 
 
 def _lasting_kept(settings: CheckpointConfig, num_steps: int, saves: int) -> int:
-    """The newest `keep_last`, and those before them of every `keep_every_steps` steps."""
+    """The newest `keep_last`, those before them of every `keep_every_steps` steps, and the best one."""
+    return min(saves, _lasting_kept_by_age(settings, num_steps, saves) + (settings.keep_best is not None))
+
+
+def _lasting_kept_by_age(settings: CheckpointConfig, num_steps: int, saves: int) -> int:
     newest = min(settings.keep_last, saves)
     every, permanent = settings.every_steps, settings.keep_every_steps
     if permanent is None or every is None:

@@ -1,6 +1,7 @@
 """What happens around the training loop. One hook per file; none imports another."""
 
 from glmforge.training.hooks.anomaly import AnomalyHook
+from glmforge.training.hooks.benchmarks import BenchmarksHook
 from glmforge.training.hooks.checkpoints import CheckpointHook
 from glmforge.training.hooks.communication import CommunicationHook
 from glmforge.training.hooks.control import ControlHook
@@ -25,6 +26,7 @@ from glmforge.training.hooks.watchdog import WatchdogHook, prepare_environment
 
 __all__ = [
     "AnomalyHook",
+    "BenchmarksHook",
     "CheckpointHook",
     "CommunicationHook",
     "ControlHook",

@@ -8,6 +8,7 @@ the counters of such steps are saved with it.
 """
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,10 @@ from glmforge.checkpoint.node_local.parts_of_ranks import local_root
 from glmforge.checkpoint.policy.background import BackgroundSaver, SaveReport
 from glmforge.checkpoint.policy.saver import CheckpointSaver
 from glmforge.checkpoint.source_files import read_files, stored_files
+from glmforge.config.observe import HELD_OUT_METRICS
 from glmforge.config.schema import RunConfig
 from glmforge.errors import CheckpointError, ConfigError
+from glmforge.observe.metrics import Record
 from glmforge.observe.run import RunDirectory
 from glmforge.observe.units import format_bytes
 from glmforge.training.order import Priority
@@ -64,6 +67,8 @@ class CheckpointHook(Hook):
         self._trainer: Trainer | None = None
         self._is_unsaved = False
         self._unrecorded: list[SaveReport] = []
+        self._measured: dict[str, float] = {}
+        self._measured_after = -1
 
     def on_train_start(self, trainer: Trainer) -> None:
         config = self.config.checkpoint
@@ -125,6 +130,21 @@ class CheckpointHook(Hook):
             self.save(trainer, trainer.phase.name, ephemeral=True)
         self._report()
 
+    def on_evaluation(self, trainer: Trainer, records: Sequence[Record]) -> None:
+        for name in HELD_OUT_METRICS:
+            values = [float(record[name]) for record in records if name in record]
+            self._note(trainer, {name: sum(values) / len(values)} if values else {})
+
+    def on_benchmarks(self, trainer: Trainer, records: Sequence[Record]) -> None:
+        scored = [record for record in records if "benchmark_score" in record]
+        self._note(trainer, {record["benchmark"]: record["benchmark_score"] for record in scored})
+
+    def _note(self, trainer: Trainer, measured: Mapping[str, float]) -> None:
+        """What was measured at the present step. A checkpoint cannot hold a value that is not finite."""
+        earlier = self._measured if self._measured_after == trainer.state.step else {}
+        finite = {name: value for name, value in measured.items() if math.isfinite(value)}
+        self._measured, self._measured_after = {**earlier, **finite}, trainer.state.step
+
     def on_train_end(self, trainer: Trainer) -> None:
         """Also saves if it was not known in the last step that it was the last."""
         if self._is_unsaved and self.config.checkpoint.save_final and trainer.state.is_done:
@@ -157,6 +177,7 @@ class CheckpointHook(Hook):
             total_nonfinite_steps=state.total_nonfinite_steps,
             rollbacks=state.rollbacks,
             stopped=state.stopped,
+            measured=self._measured if self._measured_after == state.step else {},
             extra_models={name: model.config.model_dump(mode="json") for name, model in trainer.extra_models.items()},
         )
         self._saver.save(

@@ -1,10 +1,10 @@
-"""Stop the run when evaluations no longer improve."""
+"""Stop the run when evaluations, of held-out text or of a benchmark, no longer improve."""
 
 import math
 from collections.abc import Sequence
 from typing import Any
 
-from glmforge.config.observe import EarlyStoppingConfig
+from glmforge.config.observe import HELD_OUT_METRICS, EarlyStoppingConfig
 from glmforge.observe.metrics import Record
 from glmforge.training.order import Priority
 from glmforge.training.trainer import Hook, Trainer
@@ -15,10 +15,10 @@ class EarlyStoppingHook(Hook):
 
     name = "early stopping"
     priority = Priority.EVALUATE
-    after = ("evaluation",)
 
     def __init__(self, config: EarlyStoppingConfig) -> None:
         self.config = config
+        self.is_of_text = config.metric in HELD_OUT_METRICS
         self.best = math.inf
         self.num_worse = 0
 
@@ -27,6 +27,14 @@ class EarlyStoppingHook(Hook):
         return "evaluation"
 
     def on_evaluation(self, trainer: Trainer, records: Sequence[Record]) -> None:
+        if self.is_of_text:
+            self._judge(trainer, records)
+
+    def on_benchmarks(self, trainer: Trainer, records: Sequence[Record]) -> None:
+        if not self.is_of_text:
+            self._judge(trainer, records)
+
+    def _judge(self, trainer: Trainer, records: Sequence[Record]) -> None:
         reason = self.update(records)
         if not trainer.state.is_done:  # a run at its end is not stopped early, and may be prolonged
             trainer.state.stopped = reason
@@ -34,7 +42,7 @@ class EarlyStoppingHook(Hook):
             trainer.event("stopped early", trainer.state.stopped)
 
     def update(self, records: Sequence[Record]) -> str | None:
-        """Take the records of one evaluation, one per source; gives the reason if the run is to stop."""
+        """Take the records of one evaluation, one per source or benchmark; gives the reason if the run is to stop."""
         value = self._value(records)
         if value < self.best and self.best - value >= self.config.min_delta:
             self.best, self.num_worse = value, 0
@@ -42,9 +50,10 @@ class EarlyStoppingHook(Hook):
             self.num_worse += 1
         if self.num_worse < self.config.patience:
             return None
-        of = f"of '{self.config.source}'" if self.config.source is not None else "over all held-out sources"
+        best, of = (self.best, " over all held-out sources") if self.is_of_text else (-self.best, "")
+        of = of if self.config.source is None else f" of '{self.config.source}'"
         return (
-            f"{self.config.metric} {of} has not improved on {self.best:.4g} in {self.num_worse} evaluations "
+            f"{self.config.metric}{of} has not improved on {best:.4g} in {self.num_worse} evaluations "
             "(observe.early_stopping)"
         )
 
@@ -59,7 +68,11 @@ class EarlyStoppingHook(Hook):
         self.num_worse = state["num_worse"]
 
     def _value(self, records: Sequence[Record]) -> float:
-        """The metric of the source that counts, or the mean; NaN, which never is an improvement, if one is."""
+        """The metric of the source that counts, or the mean, or of a benchmark the negative score; the lower, the
+        better. NaN, which never is an improvement, if one is, or if there is no score."""
+        if not self.is_of_text:
+            (record,) = (record for record in records if record["benchmark"] == self.config.metric)
+            return -float(record.get("benchmark_score", math.nan))
         wanted = [record for record in records if self.config.source in (None, record["source"])]
         assert wanted, f"no evaluation of {self.config.source!r}"
         return sum(float(record[self.config.metric]) for record in wanted) / len(wanted)

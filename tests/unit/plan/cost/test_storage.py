@@ -75,6 +75,12 @@ def test_what_is_kept_is_what_the_policy_keeps(
     assert storage.lasting_kept == kept_by_the_rule(steps, keep_last, keep_every)
 
 
+@pytest.mark.parametrize(("every", "kept"), [(100, 3), (500, 2), (1000, 1)])
+def test_the_best_one_is_kept_besides(every: int, kept: int) -> None:
+    keep_best = {"metric": "nll", "mode": "min"}
+    assert storage_of(with_checkpoints(every_steps=every, keep_last=2, keep_best=keep_best)).lasting_kept == kept
+
+
 def test_ephemeral_checkpoints_lie_where_the_settings_say() -> None:
     shared = storage_of(with_checkpoints(every_steps=100, ephemeral_every_steps=10, keep_ephemeral=2))
     local = storage_of(with_checkpoints(every_steps=100, ephemeral_every_steps=10, keep_ephemeral=2, local_dir="/fast"))

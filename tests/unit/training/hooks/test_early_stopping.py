@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from glmforge.checkpoint.format.store import latest_checkpoint
+from glmforge.checkpoint.format.meta import read_meta
+from glmforge.checkpoint.format.store import latest_checkpoint, list_checkpoints, step_of
 from glmforge.config.observe import EarlyStoppingConfig
 from glmforge.config.schema import RunConfig
 from glmforge.observe.record_files import read_jsonl
@@ -126,3 +127,22 @@ def test_a_run_at_its_end_is_not_stopped_early_and_may_be_prolonged(tiny_data: T
     # The count goes on: the next evaluation without an improvement is the third.
     state = train(config_of(tiny_data, tmp_path / "run", stopping=HOPELESS, steps=12))
     assert state.step == 8
+
+
+def test_checkpoints_have_what_was_measured_at_their_step(tiny_data: TinyData, tmp_path: Path) -> None:
+    train(config_of(tiny_data, tmp_path, stopping=None, steps=6))
+    (evaluated,) = [one for one in read_jsonl(tmp_path / "evaluation.jsonl") if one["step"] == 6]
+    measured = {step_of(path): read_meta(path).measured for path in list_checkpoints(tmp_path / "checkpoints")}
+    assert measured == {3: {}, 6: {name: evaluated[name] for name in ("bits_per_byte", "nll")}}
+
+
+def test_a_benchmark_counts_upwards() -> None:
+    stopping = EarlyStoppingHook(EarlyStoppingConfig(metric="gsm8k", patience=2, min_delta=0.1))
+    others = {"benchmark": "mmlu", "benchmark_score": 0.9}
+    for score, told in ((0.2, None), (0.5, None), (0.55, None), (None, "gsm8k has not improved on 0.5 in 2")):
+        record = {"benchmark": "gsm8k"} | ({} if score is None else {"benchmark_score": score})
+        reason = stopping.update([others, record])
+        assert (reason is None) == (told is None)
+    assert reason is not None
+    assert told is not None
+    assert reason.startswith(told)

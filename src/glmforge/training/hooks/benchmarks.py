@@ -1,0 +1,51 @@
+"""Have the model answer benchmarks every so many steps and after the last. How is the recipe's choice."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from glmforge.observe.alive import Alive
+from glmforge.observe.bus import Kind
+from glmforge.observe.metrics import Record
+from glmforge.training.order import Priority
+from glmforge.training.step import StepResult
+from glmforge.training.trainer import Hook, Trainer
+
+
+class Asker(Protocol):
+    """Asks a model, as `Backend.evaluating` gives it. All ranks call its methods together."""
+
+    def check(self, model: Any) -> None:
+        """Raise a `GlmforgeError` if it cannot be done."""
+        ...
+
+    def ask(self, model: Any, alive: Alive) -> Sequence[Record]:
+        """One record per benchmark, the same on all ranks. Calls `alive` while it works."""
+        ...
+
+
+class BenchmarksHook(Hook):
+    """Writes the records of `asker`, with step and tokens, and shows them to all hooks (`on_benchmarks`)."""
+
+    name = "benchmarks"
+    priority = Priority.EVALUATE
+
+    def __init__(self, every_steps: int, asker: Asker) -> None:
+        self.every_steps, self.asker = every_steps, asker
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        """Also lets a run go on that was stopped early and is no longer told to stop."""
+        if trainer.config.observe.early_stopping is None:
+            trainer.state.stopped = None
+        with trainer.backend.evaluating() as model:
+            self.asker.check(model)
+
+    def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
+        state = trainer.state
+        if state.step % self.every_steps and not state.is_done:
+            return
+        with trainer.backend.evaluating() as model:
+            records = self.asker.ask(model, trainer.alive)
+        for record in records:
+            trainer.bus.write(Kind.BENCHMARK, {"step": state.step, "tokens": state.tokens} | record)
+        for hook in trainer.hooks:
+            hook.on_benchmarks(trainer, records)

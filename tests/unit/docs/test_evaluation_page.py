@@ -1,0 +1,19 @@
+"""The page of evaluation names every known benchmark, and says truthfully whether it was run on its real data."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("lm_eval")
+
+from glmforge.evaluate.benchmarks.catalog import _KNOWN
+
+PAGE = Path(__file__).parents[3] / "docs" / "evaluation.md"
+_ROW = re.compile(r"^\| `(?P<name>\w+)` \|.*\| (?P<state>proven|coded) \|$", re.MULTILINE)
+
+
+def test_every_benchmark_is_listed_with_its_state() -> None:
+    states = {row["name"]: row["state"] for row in _ROW.finditer(PAGE.read_text("utf-8"))}
+    known = {name: "proven" if known.is_proven else "coded" for name, known in _KNOWN.items()}
+    assert known.items() <= states.items()
