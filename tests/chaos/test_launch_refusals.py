@@ -77,7 +77,7 @@ def jobs_in_queue(cluster: Cluster) -> list[str]:
         (["--exclude", "node9"], "sbatch rejects this job: Invalid node name specified"),
         (["--dependency", "afterok:99999"], "dependency: Slurm does not know job 99999"),
         (["--dependency", "whenever"], "sbatch rejects this job: Job dependency problem"),
-        (["--time", "24h"], "options: time: 24h is not written as in 24:00:00 or 2-00:00:00"),
+        (["--time", "24h"], "options: time: 24h is invalid; write it like 24:00:00 or 2-00:00:00"),
         (["--jobs-dir", "go.py"], "{here}/go.py: cannot hold jobs (File exists); choose another --jobs-dir"),
         (["--jobs-dir", "/proc/jobs"], "/proc/jobs: cannot hold jobs (No such file or directory)"),
     ],

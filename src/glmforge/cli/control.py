@@ -28,7 +28,7 @@ def control(
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the run has accepted the command.")] = False,
     timeout: Annotated[float, typer.Option(min=0, help="With --wait: timeout in seconds.")] = 600.0,
 ) -> None:
-    """Tell a live run to save, stop or profile: it looks before each step.
+    """Ask a live run to save, stop or profile; it checks before each step.
 
     Works wherever the run's directory can be written, as on a login node.
 

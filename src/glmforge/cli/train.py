@@ -35,7 +35,7 @@ def train(
         bool, typer.Option("--force", help="Start even if the plan says that the run does not fit into memory.")
     ] = False,
 ) -> None:
-    """Train a model as CONFIG says; the same command again resumes from the last checkpoint.
+    """Train the model that CONFIG describes. Run it again to resume from the last checkpoint.
 
     Examples:
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from glmforge.config.launch import LaunchConfig
 from glmforge.errors import GlmforgeError, LaunchError
 from glmforge.files import shown
 from glmforge.observe.job_records import CANCELLED, FileRecord, JobDirectory
@@ -152,11 +151,6 @@ class Several:
         for job in self.jobs([name]):
             if job.files is not None:
                 cancel_all([job], self.scheduler_of(job.files.description.launch.launcher))
-
-
-def is_noted(launch: LaunchConfig) -> bool:
-    """Whether it is recorded how a job of these options ends."""
-    return launch.supervise
 
 
 def is_live(job: Job) -> bool:

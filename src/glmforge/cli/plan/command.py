@@ -7,7 +7,7 @@ from glmforge.cli.signature import takes
 
 @takes(PlanOptions)
 def plan(options: PlanOptions) -> None:
-    """Say what a run will do and what its layout takes, before anything is launched.
+    """Show what a run will do and what its layout needs, before you launch it.
 
     Prints the phases of CONFIG and how it lies on that many GPUs; with --dry-run, what each kind of rank holds, needs
     and communicates; with --schedule, draws learning rate, batches, mixture and all else over tokens. Neither data nor

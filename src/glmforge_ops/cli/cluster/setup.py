@@ -22,6 +22,7 @@ from glmforge_ops.cli.cluster.machines import (
 
 if TYPE_CHECKING:
     from glmforge_ops.setup.known_hosts import HostKey
+    from glmforge_ops.setup.setup import Line, Plan
 
 
 class KindName(StrEnum):
@@ -71,7 +72,7 @@ def setup(
     from glmforge_ops.hosts.machines import machines_of
     from glmforge_ops.setup.files import Wanted
     from glmforge_ops.setup.known_hosts import read_accepted
-    from glmforge_ops.setup.setup import carry_out, describe, make_plan, texts
+    from glmforge_ops.setup.setup import carry_out, describe, make_plan
 
     if offline and not dry_run:
         raise typer.BadParameter("--offline is for --dry-run only: setup must ask the nodes")
@@ -89,6 +90,17 @@ def setup(
     for line in describe(plan):
         typer.echo(line)
     more, made = ([], plan.count) if dry_run else carry_out(plan)
+    errors = _show(plan, more, f"{counted(made, 'change')} {'to be made' if dry_run else 'made'}" if made else "")
+    if made and not (dry_run or errors) and (wanted.ssh_directory / "config").exists():
+        call = shlex.join(["ssh", "-F", str(wanted.ssh_directory / "config")])
+        typer.echo(escaped(f"Next: glmforge cluster check --ssh {shlex.quote(call)}, or ssh.command in cluster.yaml"))
+    raise typer.Exit(1 if errors else 0)
+
+
+def _show(plan: "Plan", more: "Sequence[Line]", changes: str) -> int:
+    """Print notes, warnings, errors and new host keys, and last what was changed; the number of errors."""
+    from glmforge_ops.setup.setup import texts
+
     lines = [*plan.lines, *more]
     for of_kind, head in (("note", ""), ("warning", "warning: "), ("error", "error: ")):
         for line in texts(lines, of_kind):
@@ -97,13 +109,9 @@ def setup(
         typer.echo("New host keys; compare them with what the machines themselves say:")
         for key in plan.trust.new:
             typer.echo(f"  {key.shown}")
-    done = f"{counted(made, 'change')} {'to be made' if dry_run else 'made'}" if made else "nothing to change"
-    errors = len(texts(lines, "error"))
+    done, errors = changes or "nothing to change", len(texts(lines, "error"))
     typer.echo(f"{done}; {counted(errors, 'error')}" if errors else done)
-    if made and not (dry_run or errors) and (wanted.ssh_directory / "config").exists():
-        call = shlex.join(["ssh", "-F", str(wanted.ssh_directory / "config")])
-        typer.echo(escaped(f"Next: glmforge cluster check --ssh {shlex.quote(call)}, or ssh.command in cluster.yaml"))
-    raise typer.Exit(1 if errors else 0)
+    return errors
 
 
 def _confirm(keys: "Sequence[HostKey]") -> bool:

@@ -18,7 +18,7 @@ from glmforge_ops.cli.launch.common import (
 if TYPE_CHECKING:
     from glmforge_ops.jobs.sweep.sweep import Sweep
 
-app = typer.Typer(no_args_is_help=True, help="Sweeps, that is many runs of one configuration: results, a page, again.")
+app = typer.Typer(no_args_is_help=True, help="Sweeps (many runs of one configuration): results, a page, again.")
 
 _Name = Annotated[str, typer.Argument(help="A sweep.")]
 _Sort = Annotated[

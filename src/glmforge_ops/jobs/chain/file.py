@@ -47,7 +47,6 @@ from glmforge.errors import ConfigError, GlmforgeError
 from glmforge.files import shown
 from glmforge.observe.job_records import FileRecord, JobDirectory
 from glmforge_ops.jobs.new_job import NewJob, command_job, run_job
-from glmforge_ops.jobs.several import is_noted
 from glmforge_ops.jobs.sweep.points import overrides_of
 
 MAX_STAGES = 100
@@ -199,7 +198,7 @@ class _Reader:
         launch = load_settings(LaunchConfig, merge(*(from_value(options, "launch") for options in levels)))
         if launch.array or launch.dependency:
             raise ConfigError("launch: array and dependency belong to the chain; name stages in needs")
-        if not is_noted(launch):
+        if not launch.supervise:
             raise ConfigError("launch: a stage that runs from here needs the supervisor; leave out supervise, starter")
         return launch
 

@@ -35,7 +35,7 @@ from glmforge_ops.jobs.preflight import check_fit
 from glmforge_ops.jobs.registry import SchedulerOf
 from glmforge_ops.jobs.schedulers.base import State
 from glmforge_ops.jobs.script.render import Script, render
-from glmforge_ops.jobs.several import Report, Several, is_live, is_noted, read_record, write_new
+from glmforge_ops.jobs.several import Report, Several, is_live, read_record, write_new
 from glmforge_ops.jobs.state import JobState
 from glmforge_ops.jobs.submit import id_of_task, note_submission, submit_noted
 from glmforge_ops.jobs.sweep.points import Settings, overrides_of, settings_words, value_words
@@ -261,7 +261,7 @@ def _check_options(name: str, points: Sequence[Settings], launch: LaunchConfig, 
         raise ConfigError(f"--at-once {at_once}: must be at least 1")
     if launch.array is not None:
         raise ConfigError("--array: a sweep is an array of its own; leave it out, and throttle it with --at-once")
-    if not is_noted(launch):
+    if not launch.supervise:
         raise ConfigError("the points of a sweep need the supervisor, which --launcher mpi does not have")
 
 
