@@ -1,5 +1,6 @@
 """`glmforge evaluate MODEL --benchmark NAMES`: the score of a model on benchmarks."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,11 +17,12 @@ from glmforge.extras import needed_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from rich.table import Table
 
+    from glmforge.evaluate.open_model import OpenModel
     from glmforge.evaluate.result import Score
-    from glmforge.generate.engine import Engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +46,14 @@ class Options:
     top_p: Annotated[float | None, typer.Option(help="Sample from this share of the probability.")] = None
     top_k: Annotated[int | None, typer.Option(min=0, help="Sample from this many of the likeliest tokens.")] = None
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same answers.")] = 0
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what it would take, and end.")] = False
     unsafe_code: Annotated[bool, typer.Option(help="Run programs without a sandbox where there is none.")] = False
     dtype: Annotated[Dtype | None, typer.Option(help="Compute in this type instead of the stored one.")] = None
-    device: Annotated[str, typer.Option(help="Where the model goes, such as cuda.")] = "cpu"
+    device: Annotated[str, typer.Option(help="Where the model goes, such as cuda; ranks take their own GPUs.")] = "cpu"
+    parallel: Annotated[
+        list[str] | None,
+        typer.Option(help="Under torchrun: how the ranks share the model, such as tp=2,ep=4; else its data ranks."),
+    ] = None
     cache_gib: Annotated[float, typer.Option(min=0.001, help="Memory for keys and values, in GiB.")] = 0.25
     max_sequences: Annotated[int, typer.Option(min=1, help="Requests that run at the same time.")] = 64
     tokenizer: Annotated[Path | None, typer.Option(help="Instead of the model's own tokenizer.")] = None
@@ -58,24 +65,29 @@ def benchmarks(options: Options) -> None:
     """Score a model on benchmarks; every reply is kept, and a stopped evaluation resumes.
 
     Known benchmarks read the authors' own files from --data. Other tasks of lm-evaluation-harness load their data from
-    the hub.
+    the hub. Before the start it says how many requests and tokens there are, and about how long they take.
 
     Examples:
 
         glmforge evaluate exports/glm --benchmark mmlu,gsm8k --data data/eval --out results/glm
 
         glmforge evaluate runs/sft --benchmark math500 --chat --num-samples 4 --temperature 1 --data data/eval --out r
+
+        torchrun --nproc-per-node 4 -m glmforge evaluate runs/glm --benchmark mmlu --data d --out r --parallel ep=4
     """
     with needed_for("evaluate"):
         import datasets  # noqa: F401
         import lm_eval  # noqa: F401
+    from glmforge.checkpoint.collective import rank, run_on_rank_zero
     from glmforge.evaluate.benchmarks import scorers
     from glmforge.evaluate.benchmarks.catalog import open_benchmark
-    from glmforge.evaluate.benchmarks.harness import Asking
+    from glmforge.evaluate.benchmarks.estimate import estimate
+    from glmforge.evaluate.benchmarks.harness import Asked, Asking
     from glmforge.evaluate.benchmarks.language_model import EngineLM, Generation
     from glmforge.evaluate.benchmarks.replies import ReplyStore
-    from glmforge.evaluate.run import finish, prepare, run, settings_of
+    from glmforge.evaluate.run import ask, finish, prepare, score_all, settings_of
     from glmforge.observe.work_progress import work_progress
+    from glmforge.runtime.launch import LaunchEnvironment
 
     names = [name for text in options.benchmark for name in text.split(",") if name]
     if not names:
@@ -95,51 +107,60 @@ def benchmarks(options: Options) -> None:
         thinking=options.thinking,
     )
     settings = settings_of(asking, generation, chosen)
-    model, identity = _load(options)
-    prepare(options.out, identity, settings, overwrite=options.force)
-    with work_progress("evaluating", 100) as show, ReplyStore(options.out) as replies:
-        answering = EngineLM(
-            model,
-            replies,
-            generation,
-            is_chat=options.chat,
-            on_progress=lambda one: show(one.num_done, f"{one.num_done:,} of {one.num_requests:,} requests"),
+    is_main = LaunchEnvironment.read().is_main
+    console = Console(stderr=True, quiet=not is_main, soft_wrap=True, markup=False, highlight=False)
+    with _open(options) as opened:
+        identity = opened.identity
+        run_on_rank_zero(
+            lambda: prepare(options.out, identity, settings, overwrite=options.force, dry_run=options.dry_run)
         )
-        scores, items = run(chosen, asking, answering)
-    result = finish(options.out, options.model, identity, settings, scores, items)
+        replies = ReplyStore(options.out, rank())
+        if options.dry_run and options.force:
+            replies.known.clear()
+        with work_progress("evaluating", 100, console) as show, nullcontext() if options.dry_run else replies:
+            answering = EngineLM(
+                opened.engine,
+                replies,
+                generation,
+                is_chat=options.chat,
+                on_progress=lambda one: show(one.num_done, f"{one.num_done:,} of {one.num_requests:,} requests"),
+            )
+
+            def before(asked: list[list[Asked]]) -> bool:
+                console.print(f"to do: {estimate(answering, asked)}")
+                return not options.dry_run
+
+            answered = ask(chosen, asking, answering, before)
+    if options.dry_run or not is_main:  # the others have said what they had to
+        return
+    result = finish(options.out, options.model, identity, settings, *score_all(answered))
     print_table("", score_table(result.scores), Console())
     for score in result.scores:
         if score.refused:
             raise GlmforgeError(f"{score.benchmark}: no score: {score.refused}")
 
 
-def _load(options: Options) -> "tuple[Engine, dict[str, object]]":
-    """The engine of a model on the disk, and what tells it from others."""
+def _open(options: Options) -> "AbstractContextManager[OpenModel]":
+    """The model on the disk, on all ranks."""
     import torch
 
-    from glmforge.evaluate.run import weights_digest
+    from glmforge.evaluate.open_model import open_model
     from glmforge.generate.config import EngineConfig
-    from glmforge.generate.engine import Engine
-    from glmforge.generate.runner import WholeModel
-    from glmforge.kernels.allocator import keep_large_blocks
 
-    keep_large_blocks()
     dtypes = {Dtype.bf16: torch.bfloat16, Dtype.fp32: torch.float32}
-    engine = Engine.load(
+    config = EngineConfig(
+        cache_bytes=int(options.cache_gib * 2**30),
+        max_sequences=options.max_sequences,
+        max_step_tokens=max(512, options.max_sequences),
+    )
+    return open_model(
         options.model,
-        EngineConfig(
-            cache_bytes=int(options.cache_gib * 2**30),
-            max_sequences=options.max_sequences,
-            max_step_tokens=max(512, options.max_sequences),
-        ),
+        config,
         dtype=None if options.dtype is None else dtypes[options.dtype],
         device=options.device,
         tokenizer=options.tokenizer,
+        parallel=options.parallel or (),
     )
-    assert isinstance(engine.runner, WholeModel), "it was loaded whole"
-    if engine.tokenizer is None:
-        raise GlmforgeError(f"{options.model}: a preset has no tokenizer; give a run or an export, or --tokenizer")
-    return engine, {"weights": weights_digest(engine.runner.model), "tokenizer": engine.tokenizer.fingerprint}
 
 
 def score_table(scores: "Sequence[Score]") -> "Table":

@@ -121,29 +121,56 @@ def _chosen(sizes: Sequence[int], limit: int | None) -> list[list[int]]:
     return chosen
 
 
+@dataclass(frozen=True)
+class Answered:
+    """A benchmark's requests and what the model said to them.
+
+    Attributes:
+        replies: of each item, by its requests, the samples of each.
+        logprobs: of each item's whole text, of a perplexity task instead.
+    """
+
+    benchmark: Benchmark
+    asked: list[Asked]
+    replies: list[list[list[Reply]]]
+    logprobs: list[float]
+
+
 def run_benchmark(
     benchmark: Benchmark, asking: Asking, model: Model, on_scored: Callable[[int], None] | None = None
 ) -> tuple[Score, list[Item]]:
-    """Ask and score a benchmark.
+    """Ask and score a benchmark, as `answer` and `score` do."""
+    return score(answer(benchmark, requests_of(benchmark, asking, model), model), on_scored)
+
+
+def answer(benchmark: Benchmark, asked: list[Asked], model: Model) -> Answered:
+    """Have the model answer; ranks that share a model call this together."""
+    kinds = {request.request_type for one in asked for request in one.requests}
+    if kinds == {"loglikelihood"}:
+        replies = iter(model.score([request for one in asked for request in one.requests]))
+        return Answered(benchmark, asked, [[[next(replies)] for _ in one.requests] for one in asked], [])
+    if kinds == {"generate_until"}:
+        written = model.write([one.requests[0] for one in asked])
+        return Answered(benchmark, asked, [[samples] for samples in written], [])
+    return Answered(benchmark, asked, [], model.loglikelihood_rolling([one.requests[0] for one in asked]))
+
+
+def score(answered: Answered, on_scored: Callable[[int], None] | None = None) -> tuple[Score, list[Item]]:
+    """Score every item.
 
     Args:
         on_scored: called with the number of items scored.
 
     Raises:
-        GlmforgeError: the task cannot be asked or scored.
+        GlmforgeError: the task cannot score an answer.
     """
-    asked = requests_of(benchmark, asking, model)
-    kinds = {request.request_type for one in asked for request in one.requests}
-    if kinds == {"loglikelihood"}:
-        replies = iter(model.score([request for one in asked for request in one.requests]))
-        answered = [[[next(replies)] for _ in one.requests] for one in asked]
-    elif kinds == {"generate_until"}:
-        answered = [[samples] for samples in model.write([one.requests[0] for one in asked])]
-    else:
-        return _rolling(benchmark, asked, model)
+    benchmark = answered.benchmark
+    if answered.logprobs:
+        return _rolling(answered)
     scored: list[Item] = []
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # judges wait for processes of their own
-        for item in pool.map(lambda pair: _item(benchmark, *pair), zip(asked, answered, strict=True)):
+        pairs = zip(answered.asked, answered.replies, strict=True)
+        for item in pool.map(lambda pair: _item(benchmark, *pair), pairs):
             scored.append(item)
             if on_scored is not None:
                 on_scored(len(scored))
@@ -321,13 +348,13 @@ def _powers(limit: int) -> Iterator[int]:
     yield limit
 
 
-def _rolling(benchmark: Benchmark, asked: Sequence[Asked], model: Model) -> tuple[Score, list[Item]]:
+def _rolling(answered: Answered) -> tuple[Score, list[Item]]:
     """Perplexity tasks: bits per byte of whole texts; the lower, the better, so the score is its negative."""
-    requests = [one.requests[0] for one in asked]
-    texts = [str(request.args[0]) for request in requests]
+    benchmark, asked = answered.benchmark, answered.asked
+    texts = [str(one.requests[0].args[0]) for one in asked]
     sizes = [len(text.encode()) for text in texts]
     items = []
-    for one, text, size, logprob in zip(asked, texts, sizes, model.loglikelihood_rolling(requests), strict=True):
+    for one, text, size, logprob in zip(asked, texts, sizes, answered.logprobs, strict=True):
         bits = -logprob / math.log(2) / max(1, size)
         items.append(
             Item(
