@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 from lm_eval.api.instance import Instance
+from lm_eval.api.samplers import ContextSampler
 from lm_eval.api.task import ConfigurableTask
 
 from glmforge.errors import GlmforgeError
@@ -91,8 +92,11 @@ def requests_of(benchmark: Benchmark, asking: Asking, model: Model) -> list[Aske
         if task.config.num_fewshot is None:
             task.set_config("num_fewshot", 0)
         task.set_fewshot_seed(FEWSHOT_SEED)
+        # Each document draws its examples in turn: a limit must not change those of the documents that are left.
+        draws = type(getattr(task, "sampler", None)) is ContextSampler and task.config.num_fewshot > 0
         task.build_all_requests(
-            samples=numbers,
+            limit=numbers[-1] + 1 if draws else None,
+            samples=None if draws else numbers,
             system_instruction=asking.system or None,
             apply_chat_template=asking.chat,
             fewshot_as_multiturn=asking.chat,
@@ -103,7 +107,7 @@ def requests_of(benchmark: Benchmark, asking: Asking, model: Model) -> list[Aske
         for request in task.instances:
             by_doc[int(request.doc_id or 0)].append(request)
         for place, number in enumerate(numbers):
-            requests = sorted(by_doc[place], key=lambda one: one.idx)
+            requests = sorted(by_doc[number if draws else place], key=lambda one: one.idx)
             asked.append(Asked(task, number, requests[0].doc, requests))
     return asked
 
