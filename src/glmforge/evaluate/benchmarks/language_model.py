@@ -345,10 +345,10 @@ class EngineLM(TemplateLM):
                 if (error := next((one.error for one in samples if one.error is not None), None)) is not None:
                     raise GlmforgeError(f"a request of the benchmark failed: {error}")
                 one = chunk[index]
-                for digest, reply in zip(one.digests, one.read(samples, time.perf_counter() - started), strict=True):
-                    new[digest] = reply
-                    if speaks:
-                        self.replies.add(digest, reply)
+                replies = dict(zip(one.digests, one.read(samples, time.perf_counter() - started), strict=True))
+                new.update(replies)
+                if speaks:
+                    self.replies.add_all(replies)
                 num_done, num_tokens = num_done + 1, num_tokens + sum(len(sample.tokens) for sample in samples)
                 if self._on_progress is not None:
                     self._on_progress(Progress(num_done, len(mine), num_tokens))

@@ -41,7 +41,7 @@ def language_model(export: Path, replies: Path, generation: Generation | None = 
     generation = generation or Generation()
     is_chat = options.pop("is_chat", False)
     store = ReplyStore(replies)
-    store.add = store.known.__setitem__  # type: ignore[method-assign, assignment]
+    store.add_all = store.known.update  # type: ignore[method-assign, assignment]
     engine = Engine.load(export, EngineConfig(cache_bytes=1 << 24, **options))
     return EngineLM(engine, store, generation, is_chat=is_chat)
 
