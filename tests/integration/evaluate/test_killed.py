@@ -13,15 +13,39 @@ from pathlib import Path
 import pytest
 
 from glmforge.evaluate.result import read_items
-from helpers.distributed import fork_server
+from helpers.distributed import run_ranks
 from helpers.evaluation import write_benchmarks, write_export
 from helpers.tiny_data import TinyData
 
 pytest.importorskip("lm_eval")
 
+NUM_REQUESTS = 2 * 8 + 8  # the choices of a question differ in their last token alone: they are one
 
-def evaluate(arguments: list[str], num_requests: int | None) -> None:
-    """The command; when so many requests are answered it kills itself in the middle of the next one's replies."""
+
+def evaluations(commands: list[tuple[list[str], int | None]]) -> list[int]:
+    """How the commands end, which run one after another, each in a process of its own.
+
+    When as many requests as stand beside it are answered, a command kills itself in the middle of the next one's
+    replies. The processes are forked here, behind the imports, which take seconds.
+    """
+    import datasets  # noqa: F401
+
+    import glmforge.evaluate.benchmarks.estimate
+    import glmforge.evaluate.open_model  # noqa: F401
+
+    statuses = []
+    for arguments, num_requests in commands:
+        if (child := os.fork()) == 0:
+            try:
+                _evaluate(arguments, num_requests)
+            except BaseException as ended:  # noqa: BLE001 - whatever it is, this is another process
+                os._exit(ended.code if isinstance(ended, SystemExit) and isinstance(ended.code, int) else 99)
+            os._exit(0)
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    return statuses
+
+
+def _evaluate(arguments: list[str], num_requests: int | None) -> None:
     from glmforge.cli.app import main
     from glmforge.evaluate.benchmarks.replies import Reply, ReplyStore
 
@@ -43,38 +67,29 @@ def evaluate(arguments: list[str], num_requests: int | None) -> None:
     main()
 
 
-def run(arguments: list[str], num_requests: int | None = None) -> int:
-    process = fork_server().Process(target=evaluate, args=(arguments, num_requests))
-    process.start()
-    process.join()
-    assert process.exitcode is not None
-    return process.exitcode
-
-
 @pytest.mark.parametrize("num_kills", [2, pytest.param(20, marks=pytest.mark.chaos)])
 def test_nothing_is_answered_twice(tiny_data: TinyData, tmp_path: Path, num_kills: int) -> None:
     export = write_export(tiny_data, tmp_path / "export")
     data = write_benchmarks(tmp_path / "data", num_items=8)
     common = [str(export), "--benchmark", "mmlu,gsm8k", "--data", str(data), "--num-samples", "4", "--max-sequences"]
     common += ["5", "--temperature", "1", "--max-new-tokens", "6", "--out"]
-    assert run([*common, str(tmp_path / "whole")]) == 0
-    num_replies = len((tmp_path / "whole/replies-0000.jsonl").read_bytes().splitlines())
-    assert num_replies == 2 * 8 * 4 + 8 * 4  # of 24 requests, as the choices differ in their last token only
-    draw, out = random.Random(num_kills), tmp_path / "killed"
-    for _ in range(num_kills):
-        assert run([*common, str(out)], draw.randint(0, 24 // num_kills)) == -signal.SIGKILL
-        assert not (out / "result.json").exists()
-    assert run([*common, str(out)]) == 0
-    lines = [line.split(b" ", 1)[1] for line in (out / "replies-0000.jsonl").read_bytes().splitlines()]
-    whole = [json.loads(line) for line in lines if len(line) > 1]
+    draw, whole, killed = random.Random(num_kills), tmp_path / "whole", tmp_path / "killed"
+    commands = [([*common, str(killed)], draw.randint(0, NUM_REQUESTS // num_kills)) for _ in range(num_kills)]
+    commands += [([*common, str(killed)], None), ([*common, str(whole)], None)]
+    (statuses,) = run_ranks(evaluations, 1, commands, init_group=False, timeout_s=600)
+    assert statuses == [-signal.SIGKILL] * num_kills + [0, 0]
+    num_replies = len((whole / "replies-0000.jsonl").read_bytes().splitlines())
+    assert num_replies == 2 * 8 * 4 + 8 * 4
+    lines = [line.split(b" ", 1)[1] for line in (killed / "replies-0000.jsonl").read_bytes().splitlines()]
+    kept = [json.loads(line) for line in lines if len(line) > 1]
     assert len(lines) == num_replies + num_kills  # the half lines
-    assert Counter(one["request"] for one in whole).most_common(1)[0][1] == 1
-    assert len(whole) == num_replies
-    results = [json.loads((directory / "result.json").read_text()) for directory in (tmp_path / "whole", out)]
+    assert Counter(one["request"] for one in kept).most_common(1)[0][1] == 1
+    assert len(kept) == num_replies
+    results = [json.loads((directory / "result.json").read_text()) for directory in (whole, killed)]
     for result in results:
         del result["created"]
     assert results[0] == results[1]
-    for item, other in zip(read_items(tmp_path / "whole"), read_items(out), strict=True):
+    for item, other in zip(read_items(whole), read_items(killed), strict=True):
         assert item.digest == other.digest
         assert [one.text for one in item.written] == [one.text for one in other.written]
         # Log-probabilities in fp32 depend a little on which requests share a step.

@@ -268,7 +268,7 @@ class EngineLM(TemplateLM):
             if not continuation:
                 raise DataError("a task asks for the log-likelihood of an empty text; check its doc_to_choice")
             ids = (*context, *continuation)
-            kept = ids[max(0, len(ids) - self._positions) :]
+            kept = ids[max(0, len(ids) - self._positions - 1) :]  # the last token takes no position
             start = max(1, len(kept) - len(continuation))
             digests.append(request_digest("score", kept, {"from": start}))
             groups[kept[:-1], start, len(kept) < len(ids)][kept[-1]] = digests[-1]
@@ -312,7 +312,7 @@ class EngineLM(TemplateLM):
 
     def _windows(self, ids: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
         """Contexts and continuations that score each token of a text once, with as much before it as there is room."""
-        ids, size = [self.eot_token_id, *ids], self._positions - 1
+        ids, size = [self.eot_token_id, *ids], self._positions
         for start in range(1, len(ids), size):
             stop = min(start + size, len(ids))
             yield ids[max(0, stop - size - 1) : start], ids[start:stop]

@@ -75,18 +75,20 @@ def test_one_at_a_time_and_64_score_alike(export: Path, data: Path, tmp_path: Pa
 
 
 def test_log_likelihoods_are_those_of_transformers(export: Path, tmp_path: Path) -> None:
-    """Of one and of several tokens, behind nothing, and of a question asked twice."""
+    """Of one and of several tokens, behind nothing, of a question asked twice, and of more than the model's positions:
+    the last token takes none."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(export, dtype=torch.float32)
     lm = language_model(export, tmp_path)
     long = "import os\n" * 30
     pairs = [(long, f" {letter}") for letter in "ABCD"] + [(long, " return value"), (long, " return"), ("", "import")]
-    pairs += [("def ", "name(self)"), (long, " A"), (long + " return", " value")]
+    pairs += [("def ", "name(self)"), (long, " A"), (long + " return", " value"), (long * 20, " value")]
     ours = lm.loglikelihood([choice(*pair) for pair in pairs])
     for pair, (logprob, is_greedy) in zip(pairs, ours, strict=True):
         before, scored = lm._encode_pair(*pair) if pair[0] else ([lm.eot_token_id], lm.tok_encode(pair[1]))
+        ids = (before + scored)[-(lm._positions + 1) :]
         with torch.no_grad():
-            logits = theirs(torch.tensor([before + scored])).logits[0, len(before) - 1 : -1].log_softmax(-1)
+            logits = theirs(torch.tensor([ids[:-1]])).logits[0, -len(scored) :].log_softmax(-1)
         expected = logits[range(len(scored)), scored].sum().item()
         assert logprob == pytest.approx(expected, abs=TOLERANCE), pair
         assert is_greedy == (logits.argmax(-1).tolist() == scored), pair
@@ -110,7 +112,7 @@ def test_prompts_that_are_too_long_lose_their_beginning_and_say_so(export: Path,
     short, long = "import os\n", "import os\n" * 600
     scored = lm.score([choice(short, " A"), choice(long, " A"), choice(long, " B")])
     assert [reply.is_truncated for reply in scored] == [False, True, True]
-    assert [one.num_prompt_tokens + one.num_tokens == lm._positions for one in scored] == [False, True, True]
+    assert [one.num_prompt_tokens + one.num_tokens for one in scored[1:]] == [lm._positions + 1] * 2
     written = lm.write([question(short), question(long)])
     assert [samples[0].is_truncated for samples in written] == [False, True]
     kept = lm.missing([question(long, max_gen_toks=11)])[0].ids
@@ -157,14 +159,14 @@ def test_samples_depend_on_neither_batch_nor_order(export: Path, tmp_path: Path)
 
 @pytest.mark.parametrize("num_tokens", [1, 30, 63, 64, 127, 200])
 def test_windows_score_every_token_once(export: Path, tmp_path: Path, num_tokens: int) -> None:
-    """As the harness cuts them, for a model of one position less: the engine keeps one for the token behind."""
+    """As the harness cuts them. A window's last token takes no position."""
     lm = language_model(export, tmp_path)
     lm.engine.runner.config = lm.engine.runner.config.model_copy(update={"max_position_embeddings": 64})
     ids = [index % 500 for index in range(num_tokens)]
     windows = list(lm._windows(ids))
     assert [token for _, scored in windows for token in scored] == ids
-    assert all(len(context) + len(scored) <= 64 for context, scored in windows)
-    theirs = utils.get_rolling_token_windows(ids, lm.eot_token_id, max_seq_len=63, context_len=1)
+    assert all(len(context) + len(scored) <= 64 + 1 for context, scored in windows)
+    theirs = utils.get_rolling_token_windows(ids, lm.eot_token_id, max_seq_len=64, context_len=1)
     assert windows == [tuple(map(list, utils.make_disjoint_window(window))) for window in theirs]
 
 
