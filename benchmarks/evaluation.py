@@ -60,7 +60,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=["equality", "speed"], default=["equality", "speed"])
     parser.add_argument("--items", type=int, default=500, help="of each benchmark, for equality")
     parser.add_argument("--speed-items", type=int, default=64)
-    parser.add_argument("--new-tokens", type=int, default=64, help="longest answer")
+    parser.add_argument("--new-tokens", type=int, default=64, help="longest answer, for equality")
+    parser.add_argument("--speed-new-tokens", type=int, default=256, help="longest answer, for speed; gsm8k's own")
     parser.add_argument("--batch-size", type=int, default=16, help="of the hf model, for equality")
     parser.add_argument("--quick", action="store_true", help="a trial that writes no result")
     return parser.parse_args()
@@ -83,25 +84,25 @@ def hf_model(model: Path, batch_size: int) -> HFLM:
     return HFLM(pretrained=str(model), device="cpu", dtype="float32", batch_size=batch_size)
 
 
-def requests(name: str, args: argparse.Namespace, lm: EngineLM, limit: int) -> list[Instance]:
-    """Of the first `limit` items, taken evenly; answers of at most `--new-tokens` tokens."""
+def requests(name: str, data: Path, lm: EngineLM, limit: int, new_tokens: int) -> list[Instance]:
+    """Of `limit` items, taken evenly; answers of at most so many tokens."""
     if name == "mmlu answers":
         return [
             Instance(
                 "loglikelihood", doc, (f"Question: {doc['question']}\nAnswer:", f" {text}"), index, (name, item, 1)
             )
             for item, doc in enumerate(
-                one.doc for one in requests_of(open_benchmark("mmlu", args.data), Asking(limit=limit), lm)
+                one.doc for one in requests_of(open_benchmark("mmlu", data), Asking(limit=limit), lm)
             )
             for index, text in enumerate(doc["choices"])
         ]
-    asked = requests_of(open_benchmark(name, args.data), Asking(limit=limit), lm)
+    asked = requests_of(open_benchmark(name, data), Asking(limit=limit), lm)
     found = [(item, request) for item, one in enumerate(asked) for request in one.requests]
     for item, request in found:
         request.metadata = (name, item, 1)
         request.doc_id = item
         if name in WRITTEN:
-            request.arguments = (request.args[0], {**request.args[1], "max_gen_toks": args.new_tokens})
+            request.arguments = (request.args[0], {**request.args[1], "max_gen_toks": new_tokens})
     return [request for _, request in found]
 
 
@@ -110,7 +111,7 @@ def equality(args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in (*CHOICES, *WRITTEN):
         lm, began = ours(), time.perf_counter()
-        asked = requests(name, args, lm, args.items)
+        asked = requests(name, args.data, lm, args.items, args.new_tokens)
         found[name] = (compare_choices if name in CHOICES else compare_answers)(lm, theirs, asked)
         print(name, found[name], f"{time.perf_counter() - began:.0f} s", flush=True)
     return found
@@ -173,7 +174,7 @@ def speed(args: argparse.Namespace) -> dict[str, Any]:
 def compare_speed(name: str, ours: Ours, theirs: HFLM, args: argparse.Namespace) -> dict[str, Any]:
     call, lm = "generate_until" if name in WRITTEN else "loglikelihood", ours()
     asked = speed_requests(name, args, lm)
-    trial = asked[: max(64, len(asked) // 4)]
+    trial = asked[: max(BATCH_SIZES)] if name in WRITTEN else asked[: max(64, len(asked) // 4)]
     sizes = {size: theirs_in(theirs, size, call, trial) for size in BATCH_SIZES}
     best = min(sizes, key=sizes.__getitem__)
     turns: dict[str, list[float]] = {"glmforge": [], "hf": []}
@@ -202,7 +203,7 @@ def compare_speed(name: str, ours: Ours, theirs: HFLM, args: argparse.Namespace)
 def speed_requests(name: str, args: argparse.Namespace, lm: EngineLM) -> list[Instance]:
     """Of `mmlu` whole subjects, as in a whole evaluation: items of a subject share its examples."""
     if name != "mmlu":
-        return requests(name, args, lm, args.speed_items)
+        return requests(name, args.data, lm, args.speed_items, args.speed_new_tokens)
     benchmark = open_benchmark(name, args.data)
     asked = [one for one in requests_of(benchmark, Asking(), lm) if one.task is benchmark.tasks[0]]
     return [request for one in asked[: args.speed_items] for request in one.requests]

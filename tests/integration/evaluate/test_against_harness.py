@@ -1,7 +1,6 @@
 """The same requests, item by item, as lm-evaluation-harness's own `hf` model answers them; `benchmarks/evaluation.py`
 does it with a trained model and hundreds of items."""
 
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -23,22 +22,21 @@ def export(tiny_data: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="module")
-def given(export: Path, tmp_path_factory: pytest.TempPathFactory) -> Namespace:
-    data = write_benchmarks(tmp_path_factory.mktemp("benchmarks"), num_items=10)
-    return Namespace(model=export, data=data, new_tokens=12)
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_benchmarks(tmp_path_factory.mktemp("benchmarks"), num_items=10)
 
 
-def test_choices_and_answers_are_those_of_the_hf_model(export: Path, given: Namespace) -> None:
+def test_choices_and_answers_are_those_of_the_hf_model(export: Path, data: Path) -> None:
     ours, theirs = Ours(export), hf_model(export, 4)
     for name in CHOICES:
         lm = ours()
-        found = compare_choices(lm, theirs, requests(name, given, lm, 20))
+        found = compare_choices(lm, theirs, requests(name, data, lm, 20, 0))
         assert found["largest_difference"] < TOLERANCE
         assert (found["items"], found["other_choice"], found["other_greedy"]) == (20, 0, 0)
         assert (found["truncated"] > 0) == (name == "mmlu")
         assert found["longest_continuation"] > 1
     for name in WRITTEN:
         lm = ours()
-        found = compare_answers(lm, theirs, requests(name, given, lm, 10))
+        found = compare_answers(lm, theirs, requests(name, data, lm, 10, 12))
         assert (found["items"], found["other_answers"], found["other_tokens"]) == (10, 0, 0)
         assert found["tokens"] > 10
