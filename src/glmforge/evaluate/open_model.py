@@ -4,13 +4,13 @@ Sharded, its weights are held in the type that they are computed in, as in one p
 of different data shares answer different requests; those of one tp or pp group the same ones (`generate.sharded`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from glmforge.checkpoint.convert import HfTensors, hf_model_config
 from glmforge.checkpoint.initial_weights import load_initial_weights
@@ -34,25 +34,11 @@ from glmforge.parallel.world import join_world
 from glmforge.runtime.launch import LaunchEnvironment
 
 
-@dataclass(frozen=True)
-class OpenModel:
-    """A model that answers.
-
-    Attributes:
-        identity: what tells it from other models.
-    """
+class OpenModel(NamedTuple):
+    """A model that answers, and what tells it from other models."""
 
     engine: Engine
     identity: dict[str, Any]
-
-    @classmethod
-    def of(cls, engine: Engine, source: str) -> "OpenModel":
-        if engine.tokenizer is None:
-            raise GlmforgeError(f"{source}: a preset has no tokenizer; give a run or an export, or --tokenizer")
-        runner = engine.runner
-        assert isinstance(runner, WholeModel | ShardedModel), "made below"
-        digest = weights_digest(runner.model.state_dict())
-        return cls(engine, {"weights": digest, "tokenizer": engine.tokenizer.fingerprint})
 
 
 @contextmanager
@@ -79,7 +65,11 @@ def open_model(
     keep_large_blocks()
     launch = LaunchEnvironment.read()
     if launch.world_size == 1 and not parallel:
-        yield OpenModel.of(Engine.load(source, config, dtype=dtype, device=device, tokenizer=tokenizer), source)
+        engine = Engine.load(source, config, dtype=dtype, device=device, tokenizer=tokenizer)
+        assert isinstance(engine.runner, WholeModel), "it was loaded whole"
+        if engine.tokenizer is None:
+            raise GlmforgeError(f"{source}: a preset has no tokenizer; give a run or an export, or --tokenizer")
+        yield OpenModel(engine, _identity(engine.runner.model.state_dict(), engine.tokenizer))
         return
     words = load_tokenizer(source) if tokenizer is None else Tokenizer.load(tokenizer)
     run = _run_config(*_stored(Path(source)), dtype, launch.world_size, parallel)
@@ -93,7 +83,11 @@ def open_model(
             raise type(error)(str(error).removeprefix("init_from: ")) from None
         runner = ShardedModel(model)
         with runner.session():
-            yield OpenModel.of(Engine(runner, config, tokenizer=words), source)
+            yield OpenModel(Engine(runner, config, tokenizer=words), _identity(model.state_dict(), words))
+
+
+def _identity(weights: Mapping[str, Tensor], tokenizer: Tokenizer) -> dict[str, Any]:
+    return {"weights": weights_digest(weights), "tokenizer": tokenizer.fingerprint}
 
 
 def _stored(source: Path) -> tuple[ModelConfig, torch.dtype]:

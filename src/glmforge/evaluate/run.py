@@ -27,25 +27,18 @@ ASKED = "asked.json"
 _PACKAGES = ("glmforge", "torch", "lm-eval", "math-verify", "transformers", "tokenizers")
 
 
-def prepare(
-    directory: Path,
-    model: Mapping[str, object],
-    settings: Mapping[str, object],
-    *,
-    overwrite: bool,
-    dry_run: bool = False,
-) -> None:
-    """Make `directory`, or check that what lies there is of the same model and settings; that alone in a dry run.
+def prepare(directory: Path, model: Mapping[str, object], settings: Mapping[str, object], *, overwrite: bool) -> None:
+    """Make `directory`, or check that what lies there is of the same model and settings.
 
     Raises:
         DataError: it is of others, or it is finished.
     """
     asked = {"model": dict(model), "settings": dict(settings)}
     path = directory / ASKED
-    if overwrite and not dry_run:
+    if overwrite:
         for old in (*directory.glob("replies-*.jsonl"), path, directory / RESULT):
             old.unlink(missing_ok=True)
-    if not overwrite and kind_of(path, error=DataError) == "file":
+    if kind_of(path, error=DataError) == "file":
         earlier = parse_json(read_text(path, error=DataError), dict, source=str(path), error=DataError)
         if earlier != json.loads(json.dumps(asked)):
             changed = _changed(earlier, asked)
@@ -53,8 +46,6 @@ def prepare(
                 f"{directory}: has replies of another model or other settings ({changed}); give another --out, or "
                 "replace them with --force"
             )
-        return
-    if dry_run:
         return
     with disk_errors(directory):
         directory.mkdir(parents=True, exist_ok=True)
@@ -78,17 +69,10 @@ def ask(
     return [answer(one, some, model) for one, some in zip(benchmarks, asked, strict=True)]
 
 
-def score_all(
-    answered: Sequence[Answered], on_benchmark: Callable[[Benchmark], Callable[[int], None] | None] | None = None
-) -> tuple[list[Score], list[Item]]:
+def score_all(answered: Sequence[Answered]) -> tuple[list[Score], list[Item]]:
     """The scores and items of all benchmarks."""
-    scores: list[Score] = []
-    items: list[Item] = []
-    for one in answered:
-        row, some = score(one, None if on_benchmark is None else on_benchmark(one.benchmark))
-        scores.append(row)
-        items += some
-    return scores, items
+    rows = [score(one) for one in answered]
+    return [row for row, _ in rows], [item for _, items in rows for item in items]
 
 
 def finish(
@@ -144,14 +128,10 @@ def weights_digest(tensors: Mapping[str, Tensor], per_tensor: int = 64) -> str:
     for name, tensor in tensors.items():
         local, offsets = local_chunk(tensor)
         places = torch.arange(0, tensor.numel(), max(1, tensor.numel() // per_tensor))
-        inside = torch.ones(len(places), dtype=torch.bool)
-        indices = []
-        for axis, offset, size in zip(torch.unravel_index(places, tensor.shape), offsets, local.shape, strict=True):
-            indices.append(axis - offset)
-            inside &= (axis >= offset) & (axis < offset + size)
-        values = local[tuple(index[inside].to(local.device) for index in indices)].double().flatten().tolist()
-        key = name, str(tuple(tensor.shape)), str(tensor.dtype)
-        mine[key] = dict(zip(places[inside].tolist(), values, strict=True))
+        indices = torch.stack(torch.unravel_index(places, tensor.shape)) - torch.tensor(offsets)[:, None]
+        inside = ((indices >= 0) & (indices < torch.tensor(local.shape)[:, None])).all(0)
+        values = local[tuple(indices[:, inside].to(local.device))].double().tolist()
+        mine[name, str(tensor.shape), str(tensor.dtype)] = dict(zip(places[inside].tolist(), values, strict=True))
     whole: dict[tuple[str, str, str], dict[int, float]] = {}
     for part in all_gather(mine):
         for key, picked in part.items():

@@ -46,7 +46,7 @@ class Options:
     top_p: Annotated[float | None, typer.Option(help="Sample from this share of the probability.")] = None
     top_k: Annotated[int | None, typer.Option(min=0, help="Sample from this many of the likeliest tokens.")] = None
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same answers.")] = 0
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what it would take, and end.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what the whole would take, and end.")] = False
     unsafe_code: Annotated[bool, typer.Option(help="Run programs without a sandbox where there is none.")] = False
     dtype: Annotated[Dtype | None, typer.Option(help="Compute in this type instead of the stored one.")] = None
     device: Annotated[str, typer.Option(help="Where the model goes, such as cuda; ranks take their own GPUs.")] = "cpu"
@@ -111,12 +111,11 @@ def benchmarks(options: Options) -> None:
     console = Console(stderr=True, quiet=not is_main, soft_wrap=True, markup=False, highlight=False)
     with _open(options) as opened:
         identity = opened.identity
-        run_on_rank_zero(
-            lambda: prepare(options.out, identity, settings, overwrite=options.force, dry_run=options.dry_run)
-        )
+        if not options.dry_run:
+            run_on_rank_zero(lambda: prepare(options.out, identity, settings, overwrite=options.force))
         replies = ReplyStore(options.out, rank())
-        if options.dry_run and options.force:
-            replies.known.clear()
+        if options.dry_run:
+            replies.known.clear()  # they may be another model's
         with work_progress("evaluating", 100, console) as show, nullcontext() if options.dry_run else replies:
             answering = EngineLM(
                 opened.engine,
