@@ -53,6 +53,7 @@ def _evaluate(arguments: list[str], num_requests: int | None) -> None:
 
     def add_or_die(self: ReplyStore, replies: Mapping[str, Reply]) -> None:
         nonlocal left
+        assert not replies.keys() <= self.known.keys(), "asked again, though all of its replies are there"
         if left == 0:
             add_all(self, dict(list(replies.items())[: len(replies) // 2]))
             assert self._file is not None
