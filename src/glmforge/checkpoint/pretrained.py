@@ -146,12 +146,18 @@ def load_with_tokenizer(
     elif str(source) not in preset_names("model"):
         tokenizer = load_tokenizer(source)
     model = load_pretrained(source, dtype=dtype, device=device)
-    if tokenizer is not None and tokenizer.vocab_size > model.config.vocab_size:
-        raise CheckpointError(
-            f"{tokenizer_dir or source}: the tokenizer has {tokenizer.vocab_size:,} tokens, but the model embeds "
-            f"{model.config.vocab_size:,}; pass the tokenizer it was trained with (--tokenizer)"
-        )
+    if tokenizer is not None:
+        check_vocabulary(tokenizer, model.config, tokenizer_dir or source)
     return model, tokenizer
+
+
+def check_vocabulary(tokenizer: Tokenizer, config: ModelConfig, source: str | Path) -> None:
+    """Raise `CheckpointError` if the tokenizer, which came from `source`, has more tokens than the model."""
+    if tokenizer.vocab_size > config.vocab_size:
+        raise CheckpointError(
+            f"{source}: the tokenizer has {tokenizer.vocab_size:,} tokens, but the model embeds "
+            f"{config.vocab_size:,}; pass the tokenizer it was trained with (--tokenizer)"
+        )
 
 
 def tokenizer_directory(stored: StoredModel) -> Path:

@@ -230,7 +230,8 @@ class RunConfig(Strict):
             refuse("observe.samples", "are written at evaluations; set observe.evaluate_every")
         if stopping is not None and stopping.source is not None and stopping.metric not in HELD_OUT_METRICS:
             refuse(
-                "observe.early_stopping.source", f"'{stopping.metric}' is a benchmark, not held-out text; remove this key"
+                "observe.early_stopping.source",
+                f"'{stopping.metric}' is a benchmark, not held-out text; remove this key",
             )
         if stopping is not None and stopping.source is not None and stopping.source not in names:
             refuse("observe.early_stopping.source", f"'{stopping.source}' is not in data.held_out: {', '.join(names)}")

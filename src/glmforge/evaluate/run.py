@@ -11,17 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from glmforge.checkpoint.collective import all_gather
 from glmforge.checkpoint.find import find_checkpoint
 from glmforge.checkpoint.format.meta import read_meta
 from glmforge.data.files import disk_errors, write_whole
 from glmforge.errors import CheckpointError, DataError
 from glmforge.evaluate.benchmarks.catalog import Benchmark
-from glmforge.evaluate.benchmarks.harness import Asking, Model, run_benchmark
+from glmforge.evaluate.benchmarks.harness import Answered, Asked, Asking, Model, answer, requests_of, score
 from glmforge.evaluate.benchmarks.language_model import Generation
 from glmforge.evaluate.result import RESULT, Item, Result, Score, write_result
 from glmforge.files import kind_of, parse_json, read_text
-from glmforge.model.transformer import GlmMoe
+from glmforge.parallel.placement import local_chunk
 
 ASKED = "asked.json"
 _PACKAGES = ("glmforge", "torch", "lm-eval", "math-verify", "transformers", "tokenizers")
@@ -52,21 +54,27 @@ def prepare(directory: Path, model: Mapping[str, object], settings: Mapping[str,
     write_whole(path, json.dumps(asked, indent=2).encode())
 
 
-def run(
+def ask(
     benchmarks: Sequence[Benchmark],
     asking: Asking,
     model: Model,
-    on_benchmark: Callable[[Benchmark], Callable[[int], None] | None] | None = None,
-) -> tuple[list[Score], list[Item]]:
-    """The scores and items of all benchmarks, one after another."""
-    scores: list[Score] = []
-    items: list[Item] = []
-    for benchmark in benchmarks:
-        on_scored = None if on_benchmark is None else on_benchmark(benchmark)
-        score, some = run_benchmark(benchmark, asking, model, on_scored)
-        scores.append(score)
-        items += some
-    return scores, items
+    before: Callable[[list[list[Asked]]], bool] = lambda asked: True,
+) -> list[Answered]:
+    """What the model says to all benchmarks, one after another. Ranks that share it call this together.
+
+    Args:
+        before: called with the requests of each; where it is false, nobody is asked.
+    """
+    asked = [requests_of(one, asking, model) for one in benchmarks]
+    if not before(asked):
+        return []
+    return [answer(one, some, model) for one, some in zip(benchmarks, asked, strict=True)]
+
+
+def score_all(answered: Sequence[Answered]) -> tuple[list[Score], list[Item]]:
+    """The scores and items of all benchmarks."""
+    rows = [score(one) for one in answered]
+    return [row for row, _ in rows], [item for _, items in rows for item in items]
 
 
 def finish(
@@ -122,15 +130,25 @@ def trained_for(source: str) -> dict[str, object]:
 
 
 @torch.no_grad()
-def weights_digest(model: GlmMoe, per_tensor: int = 64) -> str:
-    """What tells a model's weights from others': names, shapes and some values of every tensor."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted({**dict(model.named_parameters()), **dict(model.named_buffers())}.items()):
-        flat = tensor.detach().flatten()
-        picked = flat[:: max(1, len(flat) // per_tensor)].double().cpu()
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(picked.numpy().tobytes())
-    return digest.hexdigest()
+def weights_digest(tensors: Mapping[str, Tensor], per_tensor: int = 64) -> str:
+    """What tells a model's weights from others': names, shapes and some values of every tensor.
+
+    Ranks call this together with the parts that they have; the digest is that of the whole model in one process.
+    """
+    mine: dict[tuple[str, str, str], dict[int, float]] = {}
+    for name, tensor in tensors.items():
+        local, offsets = local_chunk(tensor)
+        places = torch.arange(0, tensor.numel(), max(1, tensor.numel() // per_tensor))
+        indices = torch.stack(torch.unravel_index(places, tensor.shape)) - torch.tensor(offsets)[:, None]
+        inside = ((indices >= 0) & (indices < torch.tensor(local.shape)[:, None])).all(0)
+        values = local[tuple(indices[:, inside].to(local.device))].double().tolist()
+        mine[name, str(tensor.shape), str(tensor.dtype)] = dict(zip(places[inside].tolist(), values, strict=True))
+    whole: dict[tuple[str, str, str], dict[int, float]] = {}
+    for part in all_gather(mine):
+        for key, picked in part.items():
+            whole.setdefault(key, {}).update(picked)
+    content = [[*key, sorted(picked.items())] for key, picked in sorted(whole.items())]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _changed(earlier: Mapping[str, Any], asked: Mapping[str, Any]) -> str:

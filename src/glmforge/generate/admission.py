@@ -37,7 +37,9 @@ def refuse_impossible(
         raise RequestError(
             f"{'stop' if params.stop else 'grammar'}: needs text, but the engine has only token IDs; pass a tokenizer"
         )
-    longest = len(prompt) + params.max_new_tokens
+    # Where it is asked how likely single tokens are to follow, the prompt may take all positions.
+    is_scored = params.max_new_tokens == 1 and bool(params.logprob_tokens)
+    longest = len(prompt) + params.max_new_tokens - is_scored
     asked = f"{counted(len(prompt), 'token')} and max_new_tokens={params.max_new_tokens:,}"
     if longest > limit:
         raise RequestError(

@@ -175,6 +175,8 @@ def test_a_change_that_pytorch_does_not_count(
         ([1, 512], {}, "token 512 is outside the vocabulary of 512"),
         ([-1], {}, "token -1 is outside the vocabulary of 512"),
         ([1] * 250, {"max_new_tokens": 7}, "need 257 positions, the model has 256"),
+        ([1] * 256, {"max_new_tokens": 1}, "need 257 positions, the model has 256"),
+        ([1] * 257, {"max_new_tokens": 1, "logprobs": 0, "logprob_tokens": [3]}, "need 257 positions"),
         ([1], {"banned_tokens": [512]}, "token 512 is outside the vocabulary of 512"),
         ([1], {"stop": ["x"]}, "stop: needs text, but the engine has only"),
         ([1] * 30, {"max_new_tokens": 7}, "do not fit into a cache of 36 tokens"),

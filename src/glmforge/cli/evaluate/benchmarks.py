@@ -1,6 +1,7 @@
 """`glmforge evaluate MODEL --benchmark NAMES`: the score of a model on benchmarks."""
 
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,7 @@ from glmforge.extras import needed_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from rich.table import Table
 
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
     from glmforge.evaluate.benchmarks.harness import Asking
     from glmforge.evaluate.benchmarks.language_model import Generation, Progress
     from glmforge.evaluate.benchmarks.replies import ReplyStore
+    from glmforge.evaluate.open_model import OpenModel
     from glmforge.evaluate.result import Score
-    from glmforge.generate.engine import Engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +52,14 @@ class Options:
     top_p: Annotated[float | None, typer.Option(help="Sample from this share of the probability.")] = None
     top_k: Annotated[int | None, typer.Option(min=0, help="Sample from this many of the likeliest tokens.")] = None
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same answers.")] = 0
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what it would take, and end.")] = False
     unsafe_code: Annotated[bool, typer.Option(help="Run programs without a sandbox where there is none.")] = False
     dtype: Annotated[Dtype | None, typer.Option(help="Compute in this type instead of the stored one.")] = None
-    device: Annotated[str, typer.Option(help="Where the model goes, such as cuda.")] = "cpu"
+    device: Annotated[str, typer.Option(help="Where the model goes, such as cuda; ranks take their own GPUs.")] = "cpu"
+    parallel: Annotated[
+        list[str] | None,
+        typer.Option(help="Under torchrun: how the ranks share the model, such as tp=2,ep=4; else its data ranks."),
+    ] = None
     cache_gib: Annotated[float, typer.Option(min=0.001, help="Memory for keys and values, in GiB.")] = 0.25
     max_sequences: Annotated[int, typer.Option(min=1, help="Requests that run at the same time.")] = 64
     tokenizer: Annotated[
@@ -75,7 +82,7 @@ def benchmarks(options: Options) -> None:
     """Score a model on benchmarks; every reply is kept, and a stopped evaluation resumes.
 
     Known benchmarks read the authors' own files from --data. Other tasks of lm-evaluation-harness load their data from
-    the hub.
+    the hub. Before the start it says how many requests and tokens there are, and about how long they take.
 
     Examples:
 
@@ -85,7 +92,9 @@ def benchmarks(options: Options) -> None:
 
         glmforge evaluate http://localhost:8000/v1 --model-name glm --benchmark gsm8k --chat --data data/eval --out r
 
-        glmforge evaluate benchmarks runs/glm --watch --benchmark mmlu --limit 500 --data d --out runs/glm/evaluations
+        glmforge evaluate --watch runs/glm --benchmark mmlu --limit 500 --data data/eval --out runs/glm/evaluations
+
+        torchrun --nproc-per-node 4 -m glmforge evaluate runs/glm --benchmark mmlu --data d --out r --parallel ep=4
     """
     from glmforge.evaluate.benchmarks import scorers  # first: its package quiets the progress bars of the harness
 
@@ -163,34 +172,55 @@ def _asked(options: Options) -> "tuple[Asking, Generation]":
 
 def _evaluate(options: Options, chosen: "Sequence[Benchmark]", server: "Server | None" = None) -> None:
     """Evaluate one model and print its scores."""
-    from glmforge.evaluate.benchmarks.harness import Model
+    from glmforge.checkpoint.collective import rank, run_on_rank_zero
+    from glmforge.evaluate.benchmarks.estimate import estimate
+    from glmforge.evaluate.benchmarks.harness import Asked, Model
     from glmforge.evaluate.benchmarks.language_model import EngineLM, Progress
     from glmforge.evaluate.benchmarks.replies import ReplyStore
-    from glmforge.evaluate.run import finish, prepare, run, settings_of
+    from glmforge.evaluate.run import ask, finish, prepare, score_all, settings_of, trained_for
+    from glmforge.observe.units import counted
     from glmforge.observe.work_progress import work_progress
+    from glmforge.runtime.launch import LaunchEnvironment
 
     asking, generation = _asked(options)
     settings = settings_of(asking, generation, chosen)
-    engine = None
-    if server is None:
-        engine, identity = _load(options)
-    else:
-        identity = {"server": server.url, "name": server.model, "tokenizer": str(options.tokenizer or "")}
-    prepare(options.out, identity, settings, overwrite=options.force)
-    with work_progress("evaluating", 100) as show, ReplyStore(options.out) as replies:
-
-        def on_progress(one: Progress) -> None:
-            show(one.num_done, f"{one.num_done:,} of {one.num_requests:,} requests")
-
-        answering: Model
-        if engine is not None:
-            answering = EngineLM(engine, replies, generation, is_chat=options.chat, on_progress=on_progress)
+    is_main = LaunchEnvironment.read().is_main
+    console = Console(stderr=True, quiet=not is_main, soft_wrap=True, markup=False, highlight=False)
+    with _open(options) if server is None else nullcontext() as opened:
+        if opened is not None:
+            source, identity = options.model, opened.identity | trained_for(options.model)
         else:
-            assert server is not None, "a model that is not loaded is a server's"
-            answering = _ask_server(options, server, replies, generation, on_progress)
-        scores, items = run(chosen, asking, answering)
-    source = options.model if server is None else f"{server.model} at {server.url}"
-    result = finish(options.out, source, identity, settings, scores, items)
+            assert server is not None, "a model that is not opened is a server's"
+            source = f"{server.model} at {server.url}"
+            identity = {"server": server.url, "name": server.model, "tokenizer": str(options.tokenizer or "")}
+        if not options.dry_run:
+            run_on_rank_zero(lambda: prepare(options.out, identity, settings, overwrite=options.force))
+        replies = ReplyStore(options.out, rank())
+        if options.dry_run:
+            replies.known.clear()  # they may be another model's
+        with work_progress("evaluating", 100, console) as show, nullcontext() if options.dry_run else replies:
+
+            def on_progress(one: Progress) -> None:
+                show(one.num_done, f"{one.num_done:,} of {one.num_requests:,} requests")
+
+            answering: Model
+            if opened is not None:
+                answering = EngineLM(opened.engine, replies, generation, is_chat=options.chat, on_progress=on_progress)
+            else:
+                answering = _ask_server(options, server, replies, generation, on_progress)
+
+            def before(asked: list[list[Asked]]) -> bool:
+                if isinstance(answering, EngineLM):
+                    told = str(estimate(answering, asked))
+                else:
+                    told = counted(sum(len(one.requests) for some in asked for one in some), "request")
+                console.print(f"to do: {told}")
+                return not options.dry_run
+
+            answered = ask(chosen, asking, answering, before)
+    if options.dry_run or not is_main:  # the others have said what they had to
+        return
+    result = finish(options.out, source, identity, settings, *score_all(answered))
     print_table("", score_table(result.scores), Console())
     for score in result.scores:
         if score.refused:
@@ -211,34 +241,27 @@ def _ask_server(
     return EndpointModel(server, replies, generation, tokenizer=words, on_progress=on_progress)
 
 
-def _load(options: Options) -> "tuple[Engine, dict[str, object]]":
-    """The engine of a model on the disk, and what tells it from others."""
+def _open(options: Options) -> "AbstractContextManager[OpenModel]":
+    """The model on the disk, on all ranks."""
     import torch
 
-    from glmforge.evaluate.run import trained_for, weights_digest
+    from glmforge.evaluate.open_model import open_model
     from glmforge.generate.config import EngineConfig
-    from glmforge.generate.engine import Engine
-    from glmforge.generate.runner import WholeModel
-    from glmforge.kernels.allocator import keep_large_blocks
 
-    keep_large_blocks()
     dtypes = {Dtype.bf16: torch.bfloat16, Dtype.fp32: torch.float32}
-    engine = Engine.load(
+    config = EngineConfig(
+        cache_bytes=int(options.cache_gib * 2**30),
+        max_sequences=options.max_sequences,
+        max_step_tokens=max(512, options.max_sequences),
+    )
+    return open_model(
         options.model,
-        EngineConfig(
-            cache_bytes=int(options.cache_gib * 2**30),
-            max_sequences=options.max_sequences,
-            max_step_tokens=max(512, options.max_sequences),
-        ),
+        config,
         dtype=None if options.dtype is None else dtypes[options.dtype],
         device=options.device,
         tokenizer=options.tokenizer,
+        parallel=options.parallel or (),
     )
-    assert isinstance(engine.runner, WholeModel), "it was loaded whole"
-    if engine.tokenizer is None:
-        raise GlmforgeError(f"{options.model}: a preset has no tokenizer; give a run or an export, or --tokenizer")
-    identity = {"weights": weights_digest(engine.runner.model), "tokenizer": engine.tokenizer.fingerprint}
-    return engine, {**identity, **trained_for(options.model)}
 
 
 def score_table(scores: "Sequence[Score]") -> "Table":

@@ -10,13 +10,14 @@ import logging
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from lm_eval.api.instance import Instance
+from lm_eval.api.samplers import ContextSampler
 from lm_eval.api.task import ConfigurableTask
 
 from glmforge.errors import GlmforgeError
@@ -91,8 +92,11 @@ def requests_of(benchmark: Benchmark, asking: Asking, model: Model) -> list[Aske
         if task.config.num_fewshot is None:
             task.set_config("num_fewshot", 0)
         task.set_fewshot_seed(FEWSHOT_SEED)
+        # Each document draws its examples in turn: a limit must not change those of the documents that are left.
+        draws = type(getattr(task, "sampler", None)) is ContextSampler and task.config.num_fewshot > 0
         task.build_all_requests(
-            samples=numbers,
+            limit=numbers[-1] + 1 if draws else None,
+            samples=None if draws else numbers,
             system_instruction=asking.system or None,
             apply_chat_template=asking.chat,
             fewshot_as_multiturn=asking.chat,
@@ -103,7 +107,7 @@ def requests_of(benchmark: Benchmark, asking: Asking, model: Model) -> list[Aske
         for request in task.instances:
             by_doc[int(request.doc_id or 0)].append(request)
         for place, number in enumerate(numbers):
-            requests = sorted(by_doc[place], key=lambda one: one.idx)
+            requests = sorted(by_doc[number if draws else place], key=lambda one: one.idx)
             asked.append(Asked(task, number, requests[0].doc, requests))
     return asked
 
@@ -121,33 +125,46 @@ def _chosen(sizes: Sequence[int], limit: int | None) -> list[list[int]]:
     return chosen
 
 
-def run_benchmark(
-    benchmark: Benchmark, asking: Asking, model: Model, on_scored: Callable[[int], None] | None = None
-) -> tuple[Score, list[Item]]:
-    """Ask and score a benchmark.
+@dataclass(frozen=True)
+class Answered:
+    """A benchmark's requests and what the model said to them.
 
-    Args:
-        on_scored: called with the number of items scored.
-
-    Raises:
-        GlmforgeError: the task cannot be asked or scored.
+    Attributes:
+        replies: of each item, by its requests, the samples of each.
+        logprobs: of each item's whole text, of a perplexity task instead.
     """
-    asked = requests_of(benchmark, asking, model)
+
+    benchmark: Benchmark
+    asked: list[Asked]
+    replies: list[list[list[Reply]]]
+    logprobs: list[float]
+
+
+def run_benchmark(benchmark: Benchmark, asking: Asking, model: Model) -> tuple[Score, list[Item]]:
+    """Ask and score a benchmark, as `answer` and `score` do."""
+    return score(answer(benchmark, requests_of(benchmark, asking, model), model))
+
+
+def answer(benchmark: Benchmark, asked: list[Asked], model: Model) -> Answered:
+    """Have the model answer; ranks that share a model call this together."""
     kinds = {request.request_type for one in asked for request in one.requests}
     if kinds == {"loglikelihood"}:
         replies = iter(model.score([request for one in asked for request in one.requests]))
-        answered = [[[next(replies)] for _ in one.requests] for one in asked]
-    elif kinds == {"generate_until"}:
-        answered = [[samples] for samples in model.write([one.requests[0] for one in asked])]
-    else:
-        return _rolling(benchmark, asked, model)
-    scored: list[Item] = []
+        return Answered(benchmark, asked, [[[next(replies)] for _ in one.requests] for one in asked], [])
+    if kinds == {"generate_until"}:
+        written = model.write([one.requests[0] for one in asked])
+        return Answered(benchmark, asked, [[samples] for samples in written], [])
+    return Answered(benchmark, asked, [], model.loglikelihood_rolling([one.requests[0] for one in asked]))
+
+
+def score(answered: Answered) -> tuple[Score, list[Item]]:
+    """Score every item. Raises `GlmforgeError` if the task cannot."""
+    if answered.logprobs:
+        return _rolling(answered)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # judges wait for processes of their own
-        for item in pool.map(lambda pair: _item(benchmark, *pair), zip(asked, answered, strict=True)):
-            scored.append(item)
-            if on_scored is not None:
-                on_scored(len(scored))
-    return score_of(benchmark, scored), scored
+        pairs = zip(answered.asked, answered.replies, strict=True)
+        scored = list(pool.map(lambda pair: _item(answered.benchmark, *pair), pairs))
+    return score_of(answered.benchmark, scored), scored
 
 
 def _item(benchmark: Benchmark, asked: Asked, answered: Sequence[Sequence[Reply]]) -> Item:
@@ -321,13 +338,13 @@ def _powers(limit: int) -> Iterator[int]:
     yield limit
 
 
-def _rolling(benchmark: Benchmark, asked: Sequence[Asked], model: Model) -> tuple[Score, list[Item]]:
+def _rolling(answered: Answered) -> tuple[Score, list[Item]]:
     """Perplexity tasks: bits per byte of whole texts; the lower, the better, so the score is its negative."""
-    requests = [one.requests[0] for one in asked]
-    texts = [str(request.args[0]) for request in requests]
+    benchmark, asked = answered.benchmark, answered.asked
+    texts = [str(one.requests[0].args[0]) for one in asked]
     sizes = [len(text.encode()) for text in texts]
     items = []
-    for one, text, size, logprob in zip(asked, texts, sizes, model.loglikelihood_rolling(requests), strict=True):
+    for one, text, size, logprob in zip(asked, texts, sizes, answered.logprobs, strict=True):
         bits = -logprob / math.log(2) / max(1, size)
         items.append(
             Item(

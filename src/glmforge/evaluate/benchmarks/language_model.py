@@ -80,7 +80,7 @@ class Progress(NamedTuple):
     num_tokens: int
 
 
-class _Asked(NamedTuple):
+class EngineRequest(NamedTuple):
     """A request for the engine; `digests` are those of its replies: of its samples, or of its choices."""
 
     ids: Ids
@@ -165,7 +165,7 @@ class EngineLM(TemplateLM):
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
         """Log-likelihood of whole texts: in windows of the model's positions, each token scored once."""
-        windows = [list(self._windows(self.tok_encode(request.args[0]))) for request in requests]
+        windows = [self._windows_of(request) for request in requests]
         scored = iter(self._score([pair for some in windows for pair in some]))
         return [sum(_pair(next(scored))[0] for _ in some) for some in windows]
 
@@ -178,6 +178,10 @@ class EngineLM(TemplateLM):
 
     def score(self, requests: Sequence[Instance]) -> list[Reply]:
         """Replies to requests of the kind "loglikelihood"."""
+        return self._score(self._pairs(requests))
+
+    def _pairs(self, requests: Sequence[Instance]) -> list[tuple[list[int], list[int]]]:
+        """Contexts and continuations, as token ids."""
         pairs = []
         for context, continuation in (request.args[:2] for request in requests):
             if context == "":  # the harness lets end-of-text stand for it
@@ -186,7 +190,7 @@ class EngineLM(TemplateLM):
                 pairs.append((ids[:1], ids[1:]) if begins else ([self.eot_token_id], ids))
             else:
                 pairs.append(self._encode_pair(context, continuation))
-        return self._score(pairs)
+        return pairs
 
     def write(self, requests: Sequence[Instance]) -> list[list[Reply]]:
         """Replies to requests of the kind "generate_until": the samples of each."""
@@ -194,7 +198,18 @@ class EngineLM(TemplateLM):
         found = self._answer(asked)
         return [[found[digest] for digest in one.digests] for one in asked]
 
-    def _to_write(self, request: Instance) -> _Asked:
+    def missing(self, requests: Sequence[Instance]) -> list[EngineRequest]:
+        """What the engine would be asked for requests of one kind, without what is known already."""
+        kind = requests[0].request_type if requests else ""
+        if kind == "generate_until":
+            asked = [self._to_write(request) for request in requests]
+        elif kind == "loglikelihood":
+            _, asked = self._all_to_score(self._pairs(requests))
+        else:
+            _, asked = self._all_to_score([pair for request in requests for pair in self._windows_of(request)])
+        return list(self._missing(asked).values())
+
+    def _to_write(self, request: Instance) -> EngineRequest:
         generation, (context, settings) = self.generation, request.args[:2]
         ids, limit = tuple(self.tok_encode(context)), self._positions
         wanted = generation.max_new_tokens or settings.get("max_gen_toks", DEFAULT_MAX_NEW_TOKENS)
@@ -232,27 +247,34 @@ class EngineLM(TemplateLM):
                 for sample in samples
             ]
 
-        return _Asked(kept, replace(params, seed=seed), digests, read)
+        return EngineRequest(kept, replace(params, seed=seed), digests, read)
 
     def _score(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Reply]:
-        """Score each continuation behind its context.
+        """Score each continuation behind its context."""
+        digests, asked = self._all_to_score(pairs)
+        found = self._answer(asked)
+        return [found[digest] for digest in digests]
 
-        Its last token need not be run: what the model says before it tells. So requests that differ in it alone, such
-        as the choices A to D, are one.
+    def _all_to_score(
+        self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
+    ) -> tuple[list[str], list[EngineRequest]]:
+        """The digest of each pair's reply, and the requests.
+
+        The last token of a continuation need not be run: what the model says before it tells. So pairs that differ in
+        it alone, such as the choices A to D, are one request.
         """
         digests, groups = [], defaultdict[tuple[Ids, int, bool], dict[int, str]](dict)
         for context, continuation in pairs:
             if not continuation:
                 raise DataError("a task asks for the log-likelihood of an empty text; check its doc_to_choice")
             ids = (*context, *continuation)
-            kept = ids[max(0, len(ids) - self._positions) :]
+            kept = ids[max(0, len(ids) - self._positions - 1) :]  # the last token takes no position
             start = max(1, len(kept) - len(continuation))
             digests.append(request_digest("score", kept, {"from": start}))
             groups[kept[:-1], start, len(kept) < len(ids)][kept[-1]] = digests[-1]
-        found = self._answer([one for key, lasts in groups.items() for one in self._to_score(*key, lasts)])
-        return [found[digest] for digest in digests]
+        return digests, [one for key, lasts in groups.items() for one in self._to_score(*key, lasts)]
 
-    def _to_score(self, ids: Ids, start: int, is_truncated: bool, lasts: Mapping[int, str]) -> Iterator[_Asked]:
+    def _to_score(self, ids: Ids, start: int, is_truncated: bool, lasts: Mapping[int, str]) -> Iterator[EngineRequest]:
         """Requests that score `ids` from `start` on with each of the tokens `lasts` behind them."""
         for first in range(0, len(lasts), MAX_TOKENS):
             tokens, digests = zip(*list(lasts.items())[first : first + MAX_TOKENS], strict=True)
@@ -283,11 +305,14 @@ class EngineLM(TemplateLM):
                     for token, named in zip(tokens, last.named, strict=True)
                 ]
 
-            yield _Asked(ids, params, digests, read)
+            yield EngineRequest(ids, params, digests, read)
+
+    def _windows_of(self, request: Instance) -> list[tuple[list[int], list[int]]]:
+        return list(self._windows(self.tok_encode(request.args[0])))
 
     def _windows(self, ids: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
         """Contexts and continuations that score each token of a text once, with as much before it as there is room."""
-        ids, size = [self.eot_token_id, *ids], self._positions - 1
+        ids, size = [self.eot_token_id, *ids], self._positions
         for start in range(1, len(ids), size):
             stop = min(start + size, len(ids))
             yield ids[max(0, stop - size - 1) : start], ids[start:stop]
@@ -299,11 +324,10 @@ class EngineLM(TemplateLM):
 
     # How they are answered.
 
-    def _answer(self, asked: Sequence[_Asked]) -> dict[str, Reply]:
+    def _answer(self, asked: Sequence[EngineRequest]) -> dict[str, Reply]:
         """Answer what is not known yet, and keep it. Collective."""
-        known = self.replies.known
-        missing = {one.digests: one for one in asked if not all(digest in known for digest in one.digests)}
-        share, num_shares, speaks = _share(self.engine)
+        known, missing = self.replies.known, self._missing(asked)
+        share, num_shares, speaks = share_of(self.engine)
         mine = sorted(list(missing.values())[share::num_shares], key=lambda one: one.ids)
         cache_tokens = self.engine.memory.num_tokens
         num_done, num_tokens = 0, 0
@@ -315,16 +339,16 @@ class EngineLM(TemplateLM):
             started = time.perf_counter()
 
             def keep(
-                index: int, samples: list[Sample], chunk: Sequence[_Asked] = chunk, started: float = started
+                index: int, samples: list[Sample], chunk: Sequence[EngineRequest] = chunk, started: float = started
             ) -> None:
                 nonlocal num_done, num_tokens
                 if (error := next((one.error for one in samples if one.error is not None), None)) is not None:
                     raise GlmforgeError(f"a request of the benchmark failed: {error}")
                 one = chunk[index]
-                for digest, reply in zip(one.digests, one.read(samples, time.perf_counter() - started), strict=True):
-                    new[digest] = reply
-                    if speaks:
-                        self.replies.add(digest, reply)
+                replies = dict(zip(one.digests, one.read(samples, time.perf_counter() - started), strict=True))
+                new.update(replies)
+                if speaks:
+                    self.replies.add_all(replies)
                 num_done, num_tokens = num_done + 1, num_tokens + sum(len(sample.tokens) for sample in samples)
                 if self._on_progress is not None:
                     self._on_progress(Progress(num_done, len(mine), num_tokens))
@@ -334,6 +358,11 @@ class EngineLM(TemplateLM):
             )
         known.update(_gathered(new if speaks else {}))
         return {digest: known[digest] for one in asked for digest in one.digests}
+
+    def _missing(self, asked: Sequence[EngineRequest]) -> dict[tuple[str, ...], EngineRequest]:
+        """Those that not all replies are known to, each once."""
+        known = self.replies.known
+        return {one.digests: one for one in asked if not all(digest in known for digest in one.digests)}
 
     def _warm(self, prompts: Sequence[Ids]) -> None:
         """Put what several of these prompts begin with into the cache. Collective."""
@@ -347,7 +376,7 @@ def _pair(reply: Reply) -> tuple[float, bool]:
     return reply.logprob, bool(reply.is_greedy)
 
 
-def _share(engine: Engine) -> tuple[int, int, bool]:
+def share_of(engine: Engine) -> tuple[int, int, bool]:
     """Which share of the requests is this rank's, of how many, and whether it tells the others its replies."""
     runner = engine.runner
     return (runner.share, runner.num_shares, runner.speaks) if isinstance(runner, ShardedModel) else (0, 1, True)

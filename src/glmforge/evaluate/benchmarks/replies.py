@@ -87,13 +87,18 @@ class ReplyStore:
 
     def add(self, digest: str, reply: Reply) -> None:
         """Keep a reply."""
+        self.add_all({digest: reply})
+
+    def add_all(self, replies: Mapping[str, Reply]) -> None:
+        """Keep those of these replies that are not known, in one piece: a kill leaves all of them or none."""
+        new = {digest: reply for digest, reply in replies.items() if digest not in self.known}
         if self._path is not None:
             assert self._file is not None, "in `with store`"
-            content = json.dumps({"request": digest} | asdict(reply)).encode()
+            contents = [json.dumps({"request": digest} | asdict(reply)).encode() for digest, reply in new.items()]
             with disk_errors(self._path):
-                self._file.write(_checksum(content) + b" " + content + b"\n")
+                self._file.write(b"".join(_checksum(content) + b" " + content + b"\n" for content in contents))
                 self._file.flush()
-        self.known[digest] = reply
+        self.known.update(new)
 
     def _read(self, line: bytes) -> None:
         checksum, _, content = line.rstrip(b"\n").partition(b" ")

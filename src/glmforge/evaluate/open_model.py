@@ -1,0 +1,122 @@
+"""A model on the disk, ready to answer: in one process, or sharded over the ranks that a launcher has started.
+
+Sharded, its weights are held in the type that they are computed in, as in one process, and nothing is trained. Ranks
+of different data shares answer different requests; those of one tp or pp group the same ones (`generate.sharded`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from glmforge.checkpoint.convert import HfTensors, hf_model_config
+from glmforge.checkpoint.initial_weights import load_initial_weights
+from glmforge.checkpoint.pretrained import check_vocabulary, load_tokenizer, open_checkpoint
+from glmforge.config.layout import resolve_layout
+from glmforge.config.load import dump_config, load_config
+from glmforge.config.model import ModelConfig
+from glmforge.config.parameters import EMBEDDING
+from glmforge.config.schema import RunConfig
+from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.errors import CheckpointError, ConfigError, GlmforgeError
+from glmforge.evaluate.run import weights_digest
+from glmforge.files import kind_of
+from glmforge.generate.config import EngineConfig
+from glmforge.generate.engine import Engine
+from glmforge.generate.runner import WholeModel
+from glmforge.generate.sharded import ShardedModel
+from glmforge.kernels.allocator import keep_large_blocks
+from glmforge.parallel.build import DTYPES, build_model
+from glmforge.parallel.world import join_world
+from glmforge.runtime.launch import LaunchEnvironment
+
+
+class OpenModel(NamedTuple):
+    """A model that answers, and what tells it from other models."""
+
+    engine: Engine
+    identity: dict[str, Any]
+
+
+@contextmanager
+def open_model(
+    source: str,
+    config: EngineConfig,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str = "cpu",
+    tokenizer: Path | None = None,
+    parallel: Sequence[str] = (),
+) -> Iterator[OpenModel]:
+    """The model in `source`; with several ranks all of them call this together, and leave it together.
+
+    Args:
+        config: limits of each rank's engine.
+        dtype: to compute in; None is the stored type.
+        device: of a model in one process. A rank takes its own GPU where there is one.
+        parallel: how ranks share the model: settings of `parallel`, such as "tp=2".
+
+    Raises:
+        GlmforgeError: nothing loadable there, no tokenizer, or a layout that the ranks or the model do not allow.
+    """
+    keep_large_blocks()
+    launch = LaunchEnvironment.read()
+    if launch.world_size == 1 and not parallel:
+        engine = Engine.load(source, config, dtype=dtype, device=device, tokenizer=tokenizer)
+        assert isinstance(engine.runner, WholeModel), "it was loaded whole"
+        if engine.tokenizer is None:
+            raise GlmforgeError(f"{source}: a preset has no tokenizer; give a run or an export, or --tokenizer")
+        yield OpenModel(engine, _identity(engine.runner.model.state_dict(), engine.tokenizer))
+        return
+    words = load_tokenizer(source) if tokenizer is None else Tokenizer.load(tokenizer)
+    run = _run_config(*_stored(Path(source)), dtype, launch.world_size, parallel)
+    check_vocabulary(words, run.model, tokenizer or source)
+    layout, limits = resolve_layout(run, launch.world_size), run.parallel
+    with join_world(layout, limits.process_group_timeout_s, wait_s=limits.join_timeout_s) as world:
+        model = build_model(run, world)
+        try:
+            load_initial_weights(Path(source), model.state_dict(), run.model, words.fingerprint)
+        except (CheckpointError, ConfigError) as error:
+            raise type(error)(str(error).removeprefix("init_from: ")) from None
+        runner = ShardedModel(model)
+        with runner.session():
+            yield OpenModel(Engine(runner, config, tokenizer=words), _identity(model.state_dict(), words))
+
+
+def _identity(weights: Mapping[str, Tensor], tokenizer: Tokenizer) -> dict[str, Any]:
+    return {"weights": weights_digest(weights), "tokenizer": tokenizer.fingerprint}
+
+
+def _stored(source: Path) -> tuple[ModelConfig, torch.dtype]:
+    """The model in `source`, and the type that its weights are read in."""
+    if kind_of(source / "config.json", error=CheckpointError) is not None:
+        return hf_model_config(source), HfTensors(source)[EMBEDDING].dtype
+    return open_checkpoint(source).run.model, torch.float32
+
+
+def _run_config(
+    model: ModelConfig, stored: torch.dtype, dtype: torch.dtype | None, num_ranks: int, parallel: Sequence[str]
+) -> RunConfig:
+    """The model laid out for forward passes: all of it frozen, in the type that it is computed in."""
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    if (compute := names.get(dtype or stored)) is None:
+        raise ConfigError(
+            f"the weights are {str(stored).removeprefix('torch.')}; ranks compute in bf16 or fp32: --dtype"
+        )
+    run = RunConfig.model_validate(
+        {
+            "name": "evaluation",
+            "model": model.model_dump(),
+            "data": {"tokenizer": "none", "sources": [{"name": "none", "path": "none"}]},
+            # Of no training: one row for each rank, of a length that tp and cp divide.
+            "phases": [{"name": "evaluation", "steps": 1, "seq_len": 2 * num_ranks, "batch_size": num_ranks}],
+            "optim": {"rules": [{"match": "*", "lr_scale": 0}]},
+            "precision": {"compute": compute, "frozen": compute},
+            "parallel": {"pipeline_schedule": "gpipe", "micro_batch_size": 1},
+        }
+    )
+    settings = [part for text in parallel for part in text.split(",") if part]
+    return load_config(dump_config(run), [f"parallel.{one}" for one in settings])
