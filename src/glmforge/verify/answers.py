@@ -29,12 +29,18 @@ _THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\})(?=\d{3}(?!\d))")
 
 def final_answer(reply: str) -> str | None:
     """The final answer of a reply, or None where there is none."""
-    text = reply.rpartition("</think>")[2]
+    text = after_reasoning(reply)
     start = text.rfind(_BOXED)
     if start >= 0:
         return _balanced(text, start + len(_BOXED))
     found = _PHRASE.findall(text)
     return found[-1].strip().rstrip(".。") or None if found else None
+
+
+def after_reasoning(reply: str) -> str:
+    """What follows `</think>`; nothing where the reply was cut while it reasoned."""
+    _, end, text = reply.rpartition("</think>")
+    return text if end or "<think>" not in text else ""
 
 
 def _balanced(text: str, start: int) -> str | None:

@@ -21,7 +21,7 @@ from typing import IO, Self
 
 from glmforge.errors import GlmforgeError
 from glmforge.extras import needed_for
-from glmforge.verify.answers import final_answer
+from glmforge.verify.answers import after_reasoning, final_answer
 
 TIMEOUT_S = 5.0
 _START_S = 60.0
@@ -98,7 +98,7 @@ class MathJudge:
         What is read as the answer is what `\\boxed{}` holds, or else the last expression that math-verify finds.
         """
         extracted = final_answer(reply)
-        answer = f"\\boxed{{{extracted}}}" if extracted is not None else reply
+        answer = f"\\boxed{{{extracted}}}" if extracted is not None else after_reasoning(reply)
         if not answer.strip() or len(answer) > _MAX_CHARACTERS:
             return Verdict(is_right=False, extracted=extracted)
         with self._worker() as worker:
