@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("math_verify", reason="needs glmforge[eval]")
 
-from glmforge.errors import GlmforgeError  # noqa: E402
-from glmforge.verify import mathematics  # noqa: E402
-from glmforge.verify.mathematics import MathJudge, Verdict  # noqa: E402
+from glmforge.errors import GlmforgeError
+from glmforge.verify import mathematics
+from glmforge.verify.mathematics import MathJudge, Verdict
 
 HANGS = "hang"
 

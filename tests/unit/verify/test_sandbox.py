@@ -46,7 +46,9 @@ def test_a_program_reads_its_input_and_its_output_is_kept():
     [
         pytest.param("import socket; socket.create_connection(('127.0.0.1', PORT), 2)", id="network"),
         pytest.param("open(SECRET).read()", id="a file of the user"),
-        pytest.param("import os; [1 / 0 for name in ('/root', '/home', '/work') if not os.path.isdir(name)]", id="home"),
+        pytest.param(
+            "import os; [1 / 0 for name in ('/root', '/home', '/work') if not os.path.isdir(name)]", id="home"
+        ),
         pytest.param("open('/usr/new', 'w')", id="write"),
         pytest.param("import os; os.kill(PID, 0)", id="another process"),
         pytest.param("import os; os.setuid(0)", id="rights"),

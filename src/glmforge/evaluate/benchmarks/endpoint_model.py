@@ -18,6 +18,7 @@ from lm_eval.api.model import LM
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.endpoint import Attempt, Endpoint, ask_again, url_fault
 from glmforge.errors import DataError, GlmforgeError
+from glmforge.evaluate.benchmarks import function_calls
 from glmforge.evaluate.benchmarks.language_model import DEFAULT_MAX_NEW_TOKENS, Generation, Progress
 from glmforge.evaluate.benchmarks.replies import Reply, ReplyStore, request_digest
 from glmforge.evaluate.benchmarks.visible import stop_strings, visible_answer
@@ -29,11 +30,12 @@ class Messages(str):
     """A conversation that a server is to render; as text it is only shown."""
 
     messages: tuple[Mapping[str, str], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
-    def of(cls, messages: Sequence[Mapping[str, str]]) -> Self:
+    def of(cls, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] | None = None) -> Self:
         made = cls("\n\n".join(f"{one['role']}: {one['content']}" for one in messages))
-        made.messages = tuple(messages)
+        made.messages, made.tools = tuple(messages), tuple(tools or ())
         return made
 
 
@@ -92,9 +94,14 @@ class EndpointModel(LM):
     def tokenizer_name(self) -> str:
         return "" if self.words is None else self.words.fingerprint
 
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> Messages:
+    def apply_chat_template(
+        self,
+        chat_history: list[dict[str, str]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Messages:
         """The conversation as it is; a begun answer stays its last message."""
-        return Messages.of(chat_history)
+        return Messages.of(chat_history, tools)
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """As the engine's; see `language_model.EngineLM`."""
@@ -157,6 +164,7 @@ class EndpointModel(LM):
         stops = list(stop_strings(settings))
         if isinstance(context, Messages):
             payload["messages"] = list(context.messages)
+            payload |= {"tools": list(context.tools)} if context.tools else {}
             payload |= {} if generation.thinking else {"chat_template_kwargs": {"enable_thinking": False}}
             payload |= {} if generation.thinking or not stops else {"stop": stops[:4]}
             path = "/chat/completions"
@@ -220,6 +228,7 @@ def _written(reply: Mapping[str, Any], seconds: float) -> Reply:
     message = choice.get("message") or {"content": choice.get("text")}
     reasoning = message.get("reasoning_content") or message.get("reasoning") or ""
     text = (f"<think>{reasoning}</think>" if reasoning else "") + str(message.get("content") or "")
+    text += "".join(function_calls.in_glm_form(call) for call in message.get("tool_calls") or ())
     usage = reply.get("usage") or {}
     return Reply(
         "text",
