@@ -204,7 +204,7 @@ def test_prompts_of_new_benchmarks(data):
 
 
 def test_function_calls_need_the_chat_template(data):
-    with pytest.raises(GlmforgeError, match="bfcl: .*--chat"):
+    with pytest.raises(GlmforgeError, match=r"bfcl: .*--chat"):
         run_benchmark(open_benchmark("bfcl", data), Asking(), Answerer(is_right=True))
 
 
@@ -263,7 +263,7 @@ def test_task_files(tmp_path):
     for content in (None, "task: [", "task: mine\noutput_type: unknown", "- list", "dataset_path: !function gone.f"):
         if content is not None:
             task.write_text(content)
-        with pytest.raises(GlmforgeError, match="task.yaml") as refusal:
+        with pytest.raises(GlmforgeError, match=r"task\.yaml") as refusal:
             open_benchmark(str(task))
         assert "\n" not in str(refusal.value)
         assert len(str(refusal.value)) < 600
