@@ -60,6 +60,12 @@ def read_rows(path: Path, fields: Mapping[str, type | tuple[type, ...]], *, is_l
     content = _content(path)
     if not content.strip():
         raise DataError(f"{path}: has no rows; download it again")
+    if name.endswith(".csv"):
+        try:
+            table: list[Row] = list(csv.DictReader(io.StringIO(content, newline="")))
+        except csv.Error as error:
+            raise DataError(f"{path}: not valid CSV ({error})") from None
+        return [checked(row, f"{path}, row {number}", fields) for number, row in enumerate(table, start=1)]
     if not (is_lines if is_lines is not None else not name.endswith(".json")):
         parsed = parse_json(content, object, source=str(path), error=DataError)
         rows = parsed.get("examples") if isinstance(parsed, dict) else parsed
