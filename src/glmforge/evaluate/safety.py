@@ -191,7 +191,7 @@ def _verdicts(judge: Model, requests: Sequence[Request], replies: Sequence[Reply
 
 
 def rates(items: Sequence[Item]) -> list[tuple[str, Estimate, Estimate | None]]:
-    """Shares of refusals, and of agreement with the judge, with Wilson's intervals: of all, by category, by language."""
+    """Shares of refusals and of agreement with the judge, with Wilson's intervals: of all, by category and language."""
     groups: dict[str, list[Item]] = {"": list(items)}
     for item in items:
         for name in filter(None, (item.subject, item.level)):
