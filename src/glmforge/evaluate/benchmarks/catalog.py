@@ -185,7 +185,7 @@ def _math500(data: Path | None) -> Benchmark:
 def _mathematics(name: str, rows: list[Row], subject: str, level: str) -> Benchmark:
     """The harness's four-shot prompt (Lewkowycz et al., 2022); answers are judged by math-verify."""
     config = _stock("minerva_math/minerva_math_algebra.yaml")
-    changes = {"process_docs": None, "process_results": scorers.mathematics, "training_split": None}
+    changes: dict[str, Any] = {"process_docs": None, "process_results": scorers.mathematics, "training_split": None}
     task = _task(config, {"test": rows}, task=name, doc_to_target="{{solution}}", **changes)
     return Benchmark(name, (task,), "right", chance=0.0, subject=subject, level=level, data=digest_of(rows))
 

@@ -19,7 +19,7 @@ _JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "st
 """The leaderboard's names of types as JSON Schema has them."""
 
 
-class FunctionCallTask(ConfigurableTask):  # type: ignore[misc]
+class FunctionCallTask(ConfigurableTask):
     """A task whose documents have functions: only a chat template knows how to tell them."""
 
     def fewshot_context(
