@@ -172,7 +172,7 @@ def test_right_and_wrong_answers(name, data, tmp_path):
         assert score.score == float(is_right), items[0]
         assert not score.refused
     assert len({item.number for item in items}) == len(items)
-    assert is_proven(name) == (name not in ("mbpp", "ifeval", "swebench"))
+    assert is_proven(name) == (name not in ("ifeval", "swebench"))
 
 
 @pytest.mark.parametrize("name", known_names())
