@@ -25,7 +25,7 @@ from glmforge.evaluate.result import RESULT, Item, Result, Score, write_result
 from glmforge.files import kind_of, parse_json, read_text
 from glmforge.parallel.placement import local_chunk
 
-ASKED = "asked.json"
+ASKED, PREDICTIONS = "asked.json", "predictions.jsonl"
 _PACKAGES = ("glmforge", "torch", "lm-eval", "math-verify", "transformers", "tokenizers")
 
 
@@ -85,7 +85,7 @@ def finish(
     scores: Sequence[Score],
     items: Sequence[Item],
 ) -> Result:
-    """Write the result."""
+    """Write the result, and the patches of SWE-bench in the form that its judge reads."""
     result = Result(
         model=source,
         weights=str(identity.get("weights", "")),
@@ -96,8 +96,19 @@ def finish(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         scores=tuple(scores),
     )
+    lines = [json.dumps(_prediction(item, source)) + "\n" for item in items if item.benchmark == "swebench"]
+    if lines:
+        write_whole(directory / PREDICTIONS, "".join(lines).encode())
     write_result(directory, result, items)
     return result
+
+
+def _prediction(item: Item, model: str) -> dict[str, str]:
+    return {
+        "instance_id": item.target,
+        "model_name_or_path": model,
+        "model_patch": item.written[0].extracted or "",
+    }
 
 
 def settings_of(asking: Asking, generation: Generation, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:

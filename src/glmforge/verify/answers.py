@@ -15,11 +15,22 @@ import re
 from fractions import Fraction
 
 _BOXED = "\\boxed{"
-_PHRASE = re.compile(r"(?:answer(?: is|:)|答案(?:是|为|：|:)|####)\s*[:：]?\s*(.+)", re.IGNORECASE)
+_PHRASE = re.compile(
+    r"(?:####\s*(?:\**(?:final )?answer\**)?|answer\**(?: is|:)|答案\**(?:是|为|选|：|:)|故选)[\s:：*]*", re.IGNORECASE
+)
+_FENCE = re.compile(r"^```\w*$", re.MULTILINE)
+_SENTENCE = re.compile(r"(?<=[\d%)$])\.\s|。")
+"""Where the sentence of an answer ends: a full stop behind a word may be an abbreviation's."""
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d+)?|\.\d+)(?:\s*/\s*[-+]?\d+)?")
 _FRACTION = re.compile(r"([-+]?)\\frac\{?([-+]?\d+)\}?\{?([-+]?\d+)\}?")
 _WRAPPERS = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mathit|mbox|operatorname)\s*\{([^{}]*)\}")
-_NOISE = re.compile(r"\\(?:left|right|displaystyle|,|;|!|:| )|[$。]|\s+$|^\s+")
+_NOISE = re.compile(r"\\(?:left|right|displaystyle|[,;!:()\[\] ])|[$。]|\s+$|^\s+")
+_MARKS = ' *`"“”'
+_UNIT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}\d]*\}(?:\^\{?[23]\}?)?[\s$]*$")
+_PLAIN_UNIT = re.compile(r"(?:\s*[a-z]{2,}|\s+[mgshl])(?:\s*/\s*[a-z]+)?(?:\^?\{?[23]\}?)?")
+_BEFORE = re.compile(r"^(?:(?:about|approximately|roughly)\s|\\approx|[≈~约])\s*")
+_EQUALITY = re.compile(r"(?:[a-z](?:_?\{?\w+\}?)?(?:\(\w+\))?|[-+*/().\d\s]+)\s*=([^=<>,;]*)")
+_MIXED = re.compile(r"([-+]?)(\d+)\s*(?:\\frac\{?(\d+)\}?\{?(\d+)\}?|\s(\d+)/(\d+))")
 _SPELLINGS = (
     ("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("\\%", "%"), ("\\$", ""), ("\\{", "{"), ("\\}", "}"),
     ("−", "-"), ("，", ","), ("；", ";"),
@@ -29,12 +40,22 @@ _THOUSANDS = re.compile(r"(?<=\d)(?:,|\{,\})(?=\d{3}(?!\d))")
 
 def final_answer(reply: str) -> str | None:
     """The final answer of a reply, or None."""
-    text = reply.rpartition("</think>")[2]
+    text = after_reasoning(reply)
     start = text.rfind(_BOXED)
     if start >= 0:
         return _balanced(text, start + len(_BOXED))
-    found = _PHRASE.findall(text)
-    return found[-1].strip().rstrip(".。") or None if found else None
+    text = _FENCE.sub("", text)
+    for found in reversed(list(_PHRASE.finditer(text))):
+        line = text[found.end() :].partition("\n")[0]
+        if answer := _SENTENCE.split(line)[0].strip().rstrip(".。*"):
+            return answer
+    return None
+
+
+def after_reasoning(reply: str) -> str:
+    """What follows `</think>`; nothing where the reply was cut while it reasoned."""
+    _, end, text = reply.rpartition("</think>")
+    return text if end or "<think>" not in text else ""
 
 
 def _balanced(text: str, start: int) -> str | None:
@@ -57,19 +78,23 @@ def normalised(answer: str) -> str:
     previous = None
     while previous != text:
         previous, text = text, _WRAPPERS.sub(r"\1", text)
-    text = _NOISE.sub("", text).replace("~", " ")
+    text = _NOISE.sub("", text).replace("~", " ").strip(_MARKS)
     return " ".join(text.split()).casefold().rstrip(".")
 
 
 def as_number(answer: str) -> Fraction | None:
-    """The number that an answer is, or None; a unit, a currency sign or "x =" about it is left aside."""
-    text = _THOUSANDS.sub("", normalised(answer))
-    text = re.sub(r"^[a-z](?:_?\d+)?\s*=\s*", "", text).replace("\\pi", "?")
+    """The number that an answer is, or None; a unit, a currency sign, "about" or "x =" before it is left aside."""
+    text = _BEFORE.sub("", _THOUSANDS.sub("", normalised(_UNIT.sub("", answer)))).replace("\\pi", "?")
+    if equality := _EQUALITY.fullmatch(text):
+        text = equality[1].strip()
+    text = re.sub(r"\^?\{?(?:\\circ|°)\}?", "", re.sub(r"^([-+]?)[€£¥￥]", r"\1", text))
+    text = _MIXED.sub(_improper, text, count=1)
     text = _FRACTION.sub(lambda m: f"{m[1]}{m[2]}/{m[3]}", text).strip()
     found = _NUMBER.match(text)
     if found is None:
         return None
-    rest = text[found.end() :].strip()
+    rest = text[found.end() :]
+    rest = "" if _PLAIN_UNIT.fullmatch(rest) else rest.strip()
     if any(c.isdigit() for c in rest) or any(c in "+*/^=?\\_<>|" for c in rest) or re.match(r"^[a-z](?![a-z])", rest):
         return None
     up, _, down = found[0].replace(" ", "").partition("/")
@@ -78,14 +103,21 @@ def as_number(answer: str) -> Fraction | None:
     return Fraction(up) / (int(down) if down else 1)
 
 
+def _improper(mixed: re.Match[str]) -> str:
+    """A whole number and a fraction as one fraction."""
+    sign, whole, up, down = mixed[1], int(mixed[2]), int(mixed[3] or mixed[5]), int(mixed[4] or mixed[6])
+    return f"{sign}{whole * down + up}/{down}"
+
+
 def _items(answer: str) -> list[str]:
     text = normalised(answer).strip("[](){} ")
-    parts = re.split(r"\s*[,;、]\s*", text) if text else []
+    parts = re.split(r"\s*[,;、]\s*(?:and\s)?|\sand\s", text) if text else []
     return [part.strip("'\"() ") for part in parts]
 
 
 def _letter(answer: str) -> str | None:
-    found = re.match(r"^\(?（?([a-j])(?:\)|）|\.|:|,|\s|$)", normalised(answer))
+    text = normalised(answer)
+    found = re.match(r"^(?:option\s|choice\s|选项)?\s*[(（\[]?([a-j])(?:[)）\].．:,、\s*]|$)", text)
     return found[1] if found else None
 
 

@@ -8,6 +8,7 @@ shown to be equal. Time is counted from the start of the judgement, not from whe
 import json
 import logging
 import os
+import re
 import select
 import subprocess
 import sys
@@ -21,10 +22,12 @@ from typing import IO, Self
 
 from glmforge.errors import GlmforgeError
 from glmforge.extras import needed_for
-from glmforge.verify.answers import final_answer
+from glmforge.verify.answers import after_reasoning, final_answer
 
 TIMEOUT_S = 5.0
 _START_S = 60.0
+_SPACE = re.compile(r"(?<=[\u4e00-\u9fff])(?=[\d$\\-])|(?<=\d)(?=[\u4e00-\u9fff])")
+"""Between Chinese and numbers, where math-verify needs one to see them."""
 _MAX_CHARACTERS = 20_000
 """Of an answer: what is longer is no final answer, and only costs time."""
 
@@ -98,7 +101,7 @@ class MathJudge:
         What is read as the answer is what `\\boxed{}` holds, or else the last expression that math-verify finds.
         """
         extracted = final_answer(reply)
-        answer = f"\\boxed{{{extracted}}}" if extracted is not None else reply
+        answer = f"\\boxed{{{extracted}}}" if extracted is not None else _SPACE.sub(" ", after_reasoning(reply))
         if not answer.strip() or len(answer) > _MAX_CHARACTERS:
             return Verdict(is_right=False, extracted=extracted)
         with self._worker() as worker:

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from glmforge.cli.evaluate.benchmarks import benchmarks
 from glmforge.cli.evaluate.needles import needles
+from glmforge.cli.evaluate.safety import safety
 
 _DEFAULT = "benchmarks"
 
@@ -29,3 +30,4 @@ app = typer.Typer(
 )
 app.command(_DEFAULT)(benchmarks)
 app.command("needles")(needles)
+app.command("safety")(safety)

@@ -1,6 +1,5 @@
 """`glmforge evaluate MODEL --benchmark NAMES`: the score of a model on benchmarks."""
 
-import os
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,32 +9,28 @@ import typer
 from rich.console import Console
 
 from glmforge.cli.data.options import ForceOption
-from glmforge.cli.generate import Dtype
+from glmforge.cli.evaluate.model import ModelOptions, answering, identity_of, opened, server_of
 from glmforge.cli.signature import takes
 from glmforge.cli.tables import print_table, table
 from glmforge.errors import GlmforgeError
 from glmforge.extras import needed_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Sequence
 
     from rich.table import Table
 
     from glmforge.evaluate.benchmarks.catalog import Benchmark
-    from glmforge.evaluate.benchmarks.endpoint_model import EndpointModel, Server
+    from glmforge.evaluate.benchmarks.endpoint_model import Server
     from glmforge.evaluate.benchmarks.harness import Asking
-    from glmforge.evaluate.benchmarks.language_model import Generation, Progress
-    from glmforge.evaluate.benchmarks.replies import ReplyStore
-    from glmforge.evaluate.open_model import OpenModel
+    from glmforge.evaluate.benchmarks.language_model import Generation
     from glmforge.evaluate.result import Score
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(ModelOptions):
     """Which model, which benchmarks, and how they are asked."""
 
-    model: Annotated[str, typer.Argument(help="An export, a run, a step of it (RUN@STEP), a checkpoint, or a URL.")]
     benchmark: Annotated[
         list[str], typer.Option("--benchmark", "-b", help="Names, with commas between them, or a task's YAML file.")
     ]
@@ -54,21 +49,6 @@ class Options:
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same answers.")] = 0
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what it would take, and end.")] = False
     unsafe_code: Annotated[bool, typer.Option(help="Run programs without a sandbox where there is none.")] = False
-    dtype: Annotated[Dtype | None, typer.Option(help="Compute in this type instead of the stored one.")] = None
-    device: Annotated[str, typer.Option(help="Where the model goes, such as cuda; ranks take their own GPUs.")] = "cpu"
-    parallel: Annotated[
-        list[str] | None,
-        typer.Option(help="Under torchrun: how the ranks share the model, such as tp=2,ep=4; else its data ranks."),
-    ] = None
-    cache_gib: Annotated[float, typer.Option(min=0.001, help="Memory for keys and values, in GiB.")] = 0.25
-    max_sequences: Annotated[int, typer.Option(min=1, help="Requests that run at the same time.")] = 64
-    tokenizer: Annotated[
-        Path | None, typer.Option(help="Instead of the model's own tokenizer. With a URL: send token ids, not text.")
-    ] = None
-    model_name: Annotated[str, typer.Option(help="With a URL: the model, as its server calls it.")] = ""
-    api_key_env: Annotated[str, typer.Option(help="With a URL: environment variable with the API key.")] = ""
-    connections: Annotated[int, typer.Option(min=1, help="With a URL: requests at the same time.")] = 16
-    timeout: Annotated[float, typer.Option(min=0.001, help="With a URL: seconds to wait for an answer.")] = 600.0
     watch: Annotated[
         bool,
         typer.Option("--watch", help="Evaluate each checkpoint of the run MODEL when it appears, into OUT/step-N."),
@@ -107,31 +87,15 @@ def benchmarks(options: Options) -> None:
         raise GlmforgeError("--benchmark: name at least one")
     if options.system and not options.chat:
         raise GlmforgeError("--system: a system message needs --chat")
-    server = _server(options)
+    server = server_of(options)
+    if server is not None and options.watch:
+        raise GlmforgeError("--watch: needs the directory of a run as the model, not a URL")
     scorers.unsafe_code = options.unsafe_code
     chosen = [open_benchmark(name, options.data) for name in dict.fromkeys(names)]
     if options.watch:
         _watch(options, chosen)
     else:
         _evaluate(options, chosen, server)
-
-
-def _server(options: Options) -> "Server | None":
-    """Where the model is, if it is a URL."""
-    if "://" not in options.model:
-        if given := next((name for name in ("model_name", "api_key_env") if getattr(options, name)), None):
-            raise GlmforgeError(f"--{given.replace('_', '-')}: needs the URL of a server as the model")
-        return None
-    if options.watch:
-        raise GlmforgeError("--watch: needs the directory of a run as the model, not a URL")
-    if not options.model_name:
-        raise GlmforgeError("a server needs --model-name, the name that it gives to the model (see its /v1/models)")
-    key = os.environ.get(options.api_key_env, "") if options.api_key_env else ""
-    if options.api_key_env and not key:
-        raise GlmforgeError(f"--api-key-env: the environment variable {options.api_key_env} is not set")
-    with needed_for("evaluating a server"):
-        from glmforge.evaluate.benchmarks.endpoint_model import Server
-    return Server(options.model, options.model_name, key, options.timeout, options.connections)
 
 
 def _watch(options: Options, chosen: "Sequence[Benchmark]") -> None:
@@ -174,10 +138,10 @@ def _evaluate(options: Options, chosen: "Sequence[Benchmark]", server: "Server |
     """Evaluate one model and print its scores."""
     from glmforge.checkpoint.collective import rank, run_on_rank_zero
     from glmforge.evaluate.benchmarks.estimate import estimate
-    from glmforge.evaluate.benchmarks.harness import Asked, Model
-    from glmforge.evaluate.benchmarks.language_model import EngineLM, Progress
+    from glmforge.evaluate.benchmarks.harness import Asked
+    from glmforge.evaluate.benchmarks.language_model import EngineLM
     from glmforge.evaluate.benchmarks.replies import ReplyStore
-    from glmforge.evaluate.run import ask, finish, prepare, score_all, settings_of, trained_for
+    from glmforge.evaluate.run import ask, finish, prepare, score_all, settings_of
     from glmforge.observe.units import counted
     from glmforge.observe.work_progress import work_progress
     from glmforge.runtime.launch import LaunchEnvironment
@@ -186,82 +150,40 @@ def _evaluate(options: Options, chosen: "Sequence[Benchmark]", server: "Server |
     settings = settings_of(asking, generation, chosen)
     is_main = LaunchEnvironment.read().is_main
     console = Console(stderr=True, quiet=not is_main, soft_wrap=True, markup=False, highlight=False)
-    with _open(options) if server is None else nullcontext() as opened:
-        if opened is not None:
-            source, identity = options.model, opened.identity | trained_for(options.model)
-        else:
-            assert server is not None, "a model that is not opened is a server's"
-            source = f"{server.model} at {server.url}"
-            identity = {"server": server.url, "name": server.model, "tokenizer": str(options.tokenizer or "")}
+    with opened(options, server) as model:
+        identity = identity_of(model, options)
         if not options.dry_run:
             run_on_rank_zero(lambda: prepare(options.out, identity, settings, overwrite=options.force))
         replies = ReplyStore(options.out, rank())
         if options.dry_run:
             replies.known.clear()  # they may be another model's
         with work_progress("evaluating", 100, console) as show, nullcontext() if options.dry_run else replies:
-
-            def on_progress(one: Progress) -> None:
-                show(one.num_done, f"{one.num_done:,} of {one.num_requests:,} requests")
-
-            answering: Model
-            if opened is not None:
-                answering = EngineLM(opened.engine, replies, generation, is_chat=options.chat, on_progress=on_progress)
-            else:
-                answering = _ask_server(options, server, replies, generation, on_progress)
+            answerer = answering(
+                model,
+                options,
+                replies,
+                generation,
+                is_chat=options.chat,
+                on_progress=lambda one: show(one.num_done, f"{one.num_done:,} of {one.num_requests:,} requests"),
+            )
 
             def before(asked: list[list[Asked]]) -> bool:
-                if isinstance(answering, EngineLM):
-                    told = str(estimate(answering, asked))
+                if isinstance(answerer, EngineLM):
+                    told = str(estimate(answerer, asked))
                 else:
                     told = counted(sum(len(one.requests) for some in asked for one in some), "request")
                 console.print(f"to do: {told}")
                 return not options.dry_run
 
-            answered = ask(chosen, asking, answering, before)
+            answered = ask(chosen, asking, answerer, before)
     if options.dry_run or not is_main:  # the others have said what they had to
         return
+    source = options.model if server is None else f"{server.model} at {server.url}"
     result = finish(options.out, source, identity, settings, *score_all(answered))
     print_table("", score_table(result.scores), Console())
     for score in result.scores:
         if score.refused:
             raise GlmforgeError(f"{score.benchmark}: no score: {score.refused}")
-
-
-def _ask_server(
-    options: Options,
-    server: "Server",
-    replies: "ReplyStore",
-    generation: "Generation",
-    on_progress: "Callable[[Progress], None]",
-) -> "EndpointModel":
-    from glmforge.data.tokens.tokenizer import Tokenizer
-    from glmforge.evaluate.benchmarks.endpoint_model import EndpointModel
-
-    words = None if options.tokenizer is None else Tokenizer.load(options.tokenizer)
-    return EndpointModel(server, replies, generation, tokenizer=words, on_progress=on_progress)
-
-
-def _open(options: Options) -> "AbstractContextManager[OpenModel]":
-    """The model on the disk, on all ranks."""
-    import torch
-
-    from glmforge.evaluate.open_model import open_model
-    from glmforge.generate.config import EngineConfig
-
-    dtypes = {Dtype.bf16: torch.bfloat16, Dtype.fp32: torch.float32}
-    config = EngineConfig(
-        cache_bytes=int(options.cache_gib * 2**30),
-        max_sequences=options.max_sequences,
-        max_step_tokens=max(512, options.max_sequences),
-    )
-    return open_model(
-        options.model,
-        config,
-        dtype=None if options.dtype is None else dtypes[options.dtype],
-        device=options.device,
-        tokenizer=options.tokenizer,
-        parallel=options.parallel or (),
-    )
 
 
 def score_table(scores: "Sequence[Score]") -> "Table":

@@ -20,8 +20,9 @@ from lm_eval.tasks._yaml_loader import load_yaml  # the index of all tasks takes
 
 from glmforge.config.explain import suggest
 from glmforge.errors import DataError, GlmforgeError
-from glmforge.evaluate.benchmarks import scorers
+from glmforge.evaluate.benchmarks import function_calls, scorers
 from glmforge.evaluate.benchmarks.local_data import Row, Source, digest_of, read_archive, read_rows
+from glmforge.extras import needed_for
 from glmforge.files import shown
 
 _STOCK = Path(lm_eval.__file__).parent / "tasks"
@@ -40,6 +41,7 @@ class Benchmark:
         chance: what guessing scores; None if unknown.
         subject, level, cluster: fields of a document, "" for none: for tables, and for items that are not independent.
         data: digest of the data.
+        is_scored: False where replies are only collected, for a judge elsewhere.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Benchmark:
     level: str = ""
     cluster: str = ""
     data: str = ""
+    is_scored: bool = True
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,17 @@ def open_benchmark(name: str, data: Path | None = None) -> Benchmark:
     return _from_harness(name)
 
 
-def _task(config: dict[str, Any], splits: Mapping[str, list[Row]], **changes: object) -> ConfigurableTask:
+def is_proven(name: str) -> bool:
+    """Whether a known benchmark has been run on its real data by those who wrote it here."""
+    return _KNOWN[name].is_proven
+
+
+def _task(
+    config: dict[str, Any],
+    splits: Mapping[str, list[Row]],
+    kind: type[ConfigurableTask] = ConfigurableTask,
+    **changes: object,
+) -> ConfigurableTask:
     """A task on these rows."""
 
     def dataset(**_: object) -> dict[str, datasets.Dataset]:
@@ -99,11 +112,12 @@ def _task(config: dict[str, Any], splits: Mapping[str, list[Row]], **changes: ob
     metadata = config.get("metadata")
     # `metadata` and `dataset_kwargs` are arguments of the function above; the version is all that is kept of them.
     config |= {"dataset_path": None, "dataset_name": None, "dataset_kwargs": None, "custom_dataset": dataset} | changes
-    return ConfigurableTask(config=config | {"metadata": metadata})
+    return kind(config=config | {"metadata": metadata})
 
 
-def _stock(path: str) -> dict[str, Any]:
-    return load_yaml(_STOCK / path)
+def _stock(path: str, *, functions: bool = True) -> dict[str, Any]:
+    """A task's file, without the functions that it names where their modules cannot be imported."""
+    return load_yaml(_STOCK / path, resolve_func=functions)
 
 
 def _mmlu(data: Path | None) -> Benchmark:
@@ -171,7 +185,7 @@ def _math500(data: Path | None) -> Benchmark:
 def _mathematics(name: str, rows: list[Row], subject: str, level: str) -> Benchmark:
     """The harness's four-shot prompt (Lewkowycz et al., 2022); answers are judged by math-verify."""
     config = _stock("minerva_math/minerva_math_algebra.yaml")
-    changes = {"process_docs": None, "process_results": scorers.mathematics, "training_split": None}
+    changes: dict[str, Any] = {"process_docs": None, "process_results": scorers.mathematics, "training_split": None}
     task = _task(config, {"test": rows}, task=name, doc_to_target="{{solution}}", **changes)
     return Benchmark(name, (task,), "right", chance=0.0, subject=subject, level=level, data=digest_of(rows))
 
@@ -199,23 +213,105 @@ def _humaneval(data: Path | None) -> Benchmark:
     fields = {"task_id": str, "prompt": str, "test": str, "entry_point": str}
     source = Source(("HumanEval.jsonl.gz", "HumanEval.jsonl"), "https://github.com/openai/human-eval")
     rows = read_rows(source.find(data, "humaneval"), fields)
-    config = {
-        "task": "humaneval",
+    config = _written("humaneval", "{{prompt}}", "{{test}}\ncheck({{entry_point}})", 1024, scorers.humaneval)
+    config["generation_kwargs"]["until"] = ["\nclass", "\ndef", "\n#", "\nif", "\nprint"]
+    return Benchmark("humaneval", (_task(config, {"test": rows}),), "right", chance=0.0, data=digest_of(rows))
+
+
+def _written(name: str, prompt: str, target: str, tokens: int, score: Callable[..., object]) -> dict[str, Any]:
+    """A task of our own: no examples, answered greedily."""
+    return {
+        "task": name,
         "output_type": "generate_until",
         "test_split": "test",
-        "doc_to_text": "{{prompt}}",
-        "doc_to_target": "{{test}}\ncheck({{entry_point}})",
-        "generation_kwargs": {
-            "until": ["\nclass", "\ndef", "\n#", "\nif", "\nprint"],
-            "max_gen_toks": 1024,
-            "do_sample": False,
-        },
+        "doc_to_text": prompt,
+        "doc_to_target": target,
+        "generation_kwargs": {"until": [], "max_gen_toks": tokens, "do_sample": False},
         "num_fewshot": 0,
         "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
-        "process_results": scorers.humaneval,
+        "process_results": score,
         "metadata": {"version": 1.0},
     }
-    return Benchmark("humaneval", (_task(config, {"test": rows}),), "right", chance=0.0, data=digest_of(rows))
+
+
+def _mbpp(data: Path | None) -> Benchmark:
+    """The authors' test split is 11 to 510; the harness's three examples are 2 to 4."""
+    source = Source(("mbpp.jsonl",), "https://github.com/google-research/google-research/tree/master/mbpp")
+    fields = {"task_id": int, "text": str, "code": str, "test_list": list, "test_setup_code": str}
+    path = source.find(data, "mbpp")
+    rows = {row["task_id"]: {name: row[name] for name in fields} for row in read_rows(path, fields)}
+    test = [row for number, row in rows.items() if 11 <= number <= 510]
+    if not {2, 3, 4} <= rows.keys() or not test or any(len(row["test_list"]) < 3 for row in test):
+        raise DataError(f"{path}: expected tasks 2 to 4 and 11 to 510, with three tests each")
+    task = _task(
+        _stock("mbpp/mbpp.yaml", functions=False),
+        {"test": test},
+        unsafe_code=False,  # the harness would run programs in this process; our judge has a sandbox
+        metric_list=[{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
+        fewshot_config={"sampler": "first_n", "samples": [rows[n] | {"is_fewshot": True} for n in (2, 3, 4)]},
+        process_results=scorers.mbpp,
+    )
+    return Benchmark("mbpp", (task,), "right", chance=0.0, data=digest_of(test))
+
+
+def _bbh(data: Path | None) -> Benchmark:
+    """27 tasks with the authors' three worked examples each, which the harness keeps in its task files.
+
+    Its stop string "Q" cuts an answer "(Q)": 7 of the 6,511 items cannot be answered, as in published scores by it.
+    """
+    splits: dict[str, list[Row]] = {}
+    tasks = []
+    for path in sorted((_STOCK / "bbh/cot_fewshot").glob("[!_]*.yaml")):
+        name = path.stem
+        source = Source((f"bbh/{name}.json", f"{name}.json"), "https://github.com/suzgunmirac/BIG-Bench-Hard")
+        rows = read_rows(source.find(data, "bbh"), {"input": str, "target": str})
+        splits[name] = [{"input": row["input"], "target": row["target"], "subject": name} for row in rows]
+        tasks.append(_task(_stock(f"bbh/cot_fewshot/{path.name}"), {"test": splits[name]}))
+    return Benchmark(
+        "bbh", tuple(tasks), "exact_match", filter="get-answer", subject="subject", data=digest_of([splits])
+    )
+
+
+def _ifeval(data: Path | None) -> Benchmark:
+    """Instructions that a program can check; the harness's checks, which cut sentences by NLTK."""
+    source = Source(("ifeval.jsonl", "input_data.jsonl"), "https://github.com/google-research/google-research (ifeval)")
+    fields = {"key": int, "prompt": str, "instruction_id_list": list, "kwargs": list}
+    rows = read_rows(source.find(data, "ifeval"), fields)
+    with needed_for("ifeval"):
+        import immutabledict  # noqa: F401
+        import langdetect  # noqa: F401
+        import nltk
+    try:
+        nltk.data.find("tokenizers/punkt_tab")
+    except LookupError:
+        raise DataError("ifeval: NLTK's sentences are missing: python -m nltk.downloader punkt_tab") from None
+    task = _task(_stock("ifeval/ifeval.yaml"), {"train": rows})
+    return Benchmark("ifeval", (task,), "prompt_level_strict_acc", chance=0.0, data=digest_of(rows))
+
+
+def _bfcl(data: Path | None) -> Benchmark:
+    """Single-turn Python categories of the Berkeley Function-Calling Leaderboard v4; the score is of all items, where
+    the leaderboard's is the mean of its categories."""
+    splits = {category: function_calls.rows_of(category, data) for category in function_calls.CATEGORIES}
+    tasks = tuple(
+        _task(
+            _written(f"bfcl_{category}", "{{question}}", "{{possible}}", 1024, scorers.function_calls),
+            {"test": rows},
+            kind=function_calls.FunctionCallTask,
+        )
+        for category, rows in splits.items()
+    )
+    return Benchmark("bfcl", tasks, "right", subject="category", data=digest_of([splits]))
+
+
+def _swebench(data: Path | None) -> Benchmark:
+    """The authors' prompts with the files to change (SWE-bench_oracle, SWE-bench_Lite_oracle). Patches are not judged
+    here: that takes a container for each repository."""
+    hub = "https://huggingface.co/datasets/princeton-nlp/SWE-bench_Lite_oracle, its test split as JSON Lines"
+    rows = read_rows(Source(("swebench.jsonl",), hub).find(data, "swebench"), {"instance_id": str, "text": str})
+    rows = [{"instance_id": row["instance_id"], "text": row["text"]} for row in rows]
+    task = _task(_written("swebench", "{{text}}", "{{instance_id}}", 4096, scorers.patch), {"test": rows})
+    return Benchmark("swebench", (task,), "wrote_patch", data=digest_of(rows), is_scored=False)
 
 
 _KNOWN: dict[str, _Known] = {
@@ -226,6 +322,11 @@ _KNOWN: dict[str, _Known] = {
     "aime24": _Known(partial(_aime, "24"), is_proven=True),
     "aime25": _Known(partial(_aime, "25"), is_proven=True),
     "humaneval": _Known(_humaneval, is_proven=True),
+    "mbpp": _Known(_mbpp, is_proven=True),
+    "bbh": _Known(_bbh, is_proven=True),
+    "ifeval": _Known(_ifeval, is_proven=False),
+    "bfcl": _Known(_bfcl, is_proven=True),
+    "swebench": _Known(_swebench, is_proven=False),
 }
 
 

@@ -20,6 +20,7 @@ from pydantic import BaseModel, Field, NonNegativeInt
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.endpoint import Attempt, Endpoint, ask_again, url_fault
 from glmforge.errors import DataError, GlmforgeError
+from glmforge.evaluate.benchmarks import function_calls
 from glmforge.evaluate.benchmarks.language_model import DEFAULT_MAX_NEW_TOKENS, Generation, Progress
 from glmforge.evaluate.benchmarks.replies import Reply, ReplyStore, request_digest
 from glmforge.evaluate.benchmarks.visible import stop_strings, visible_answer
@@ -32,11 +33,19 @@ class Messages(str):
 
     messages: tuple[Mapping[str, str], ...]
     begins_answer: bool
+    tools: tuple[Mapping[str, Any], ...]
 
     @classmethod
-    def of(cls, messages: Sequence[Mapping[str, str]], *, begins_answer: bool = False) -> Self:
+    def of(
+        cls,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        begins_answer: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Self:
         made = cls("\n\n".join(f"{one['role']}: {one['content']}" for one in messages))
         made.messages, made.begins_answer = tuple(messages), begins_answer and bool(messages)
+        made.tools = tuple(tools or ())
         return made
 
 
@@ -82,6 +91,7 @@ class _Message(BaseModel):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
 
 
 class _ServerChoice(BaseModel):
@@ -129,9 +139,14 @@ class EndpointModel(LM):
     def tokenizer_name(self) -> str:
         return "" if self.words is None else self.words.fingerprint
 
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> Messages:
+    def apply_chat_template(
+        self,
+        chat_history: list[dict[str, str]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Messages:
         """The conversation as it is; without a generation prompt its last message is the beginning of the answer."""
-        return Messages.of(chat_history, begins_answer=not add_generation_prompt)
+        return Messages.of(chat_history, begins_answer=not add_generation_prompt, tools=tools)
 
     def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
         """As the engine's; see `language_model.EngineLM`."""
@@ -198,6 +213,7 @@ class EndpointModel(LM):
         if isinstance(context, Messages):
             payload["messages"] = list(context.messages)
             payload |= {"add_generation_prompt": False, "continue_final_message": True} if context.begins_answer else {}
+            payload |= {"tools": list(context.tools)} if context.tools else {}
             payload |= {} if generation.thinking else {"chat_template_kwargs": {"enable_thinking": False}}
             stops = [] if generation.thinking else stops  # they are not to end the reasoning
             path = "/chat/completions"
@@ -280,6 +296,7 @@ def _written(reply: _Completion, seconds: float) -> Reply:
     message = choice.message or _Message(content=choice.text)
     is_cut = choice.finish_reason == "length"
     text, reasoning = message.content or "", message.reasoning_content or message.reasoning or ""
+    text += "".join(function_calls.in_glm_form(call) for call in message.tool_calls or ())
     if reasoning:  # what was cut while it reasoned has no end of it
         text = f"<think>{reasoning}" if is_cut and not text else f"<think>{reasoning}</think>{text}"
     return Reply(

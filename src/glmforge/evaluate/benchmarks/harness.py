@@ -38,7 +38,12 @@ class Model(Protocol):
 
     tokenizer_name: str
 
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str: ...
+    def apply_chat_template(
+        self,
+        chat_history: list[dict[str, str]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str: ...
 
     def score(self, requests: Sequence[Instance]) -> list[Reply]:
         """A reply to each request of the kind "loglikelihood"."""
@@ -270,21 +275,22 @@ def score_of(benchmark: Benchmark, items: Sequence[Item]) -> Score:
     written = [one for item in items for one in item.written]
     finished = [one.score for one in written if not one.is_cut]
     refused = _refused(items)
+    is_scored = benchmark.is_scored and not refused
     whole = estimate([item.score for item in items], clusters)
     return Score(
         benchmark=benchmark.name,
         metric=benchmark.metric,
         num_items=len(items),
         num_samples=max((len(item.written) for item in items), default=0) or 1,
-        score=None if refused else whole.mean,
-        interval=None if refused else _interval(whole),
-        finished_score=float(np.mean(finished)) if finished else None,
+        score=whole.mean if is_scored else None,
+        interval=_interval(whole) if is_scored else None,
+        finished_score=float(np.mean(finished)) if finished and is_scored else None,
         num_finished=len(finished) if written else None,
         cut_share=sum(one.is_cut for one in written) / len(written) if written else 0.0,
         num_truncated=sum(item.is_truncated for item in items),
         chance=benchmark.chance,
         fingerprint=_digest([benchmark.data, benchmark.metric, benchmark.filter, [item.digest for item in items]]),
-        extra=_extra(benchmark, items),
+        extra=_extra(benchmark, items) if benchmark.is_scored else {benchmark.metric: whole.mean},
         refused=refused,
         num_tokens=sum(one.num_tokens for one in written) + sum(c.num_tokens for item in items for c in item.choices),
     )

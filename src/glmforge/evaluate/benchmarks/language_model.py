@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import torch.distributed as dist
 from lm_eval.api.instance import Instance
@@ -137,12 +137,17 @@ class EngineLM(TemplateLM):
         """Token ids; a rendered conversation has its own."""
         return list(string.ids) if isinstance(string, PromptText) else self.words.encode(string)
 
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> PromptText:
+    def apply_chat_template(
+        self,
+        chat_history: list[dict[str, str]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> PromptText:
         """A conversation as a prompt; without a generation prompt its last message is the beginning of the answer."""
         history = list(chat_history)
         begun = "" if add_generation_prompt or not history else history.pop()["content"]
         ids = self.words.apply_chat_template(
-            history, add_generation_prompt=True, thinking=self.generation.thinking
+            history, tools, add_generation_prompt=True, thinking=self.generation.thinking
         ) + self.words.encode(begun)
         return PromptText.of(self.words.decode(ids), ids)
 

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from glmforge.files import kind_of, parse_json, shown
 
 Row = dict[str, Any]
 MAX_FILE_BYTES = 1 << 30
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, UnicodeDecodeError, csv.Error, NotImplementedError, RuntimeError)
+"""What reading an archive raises; the last ones for a compression that is not known, and for encrypted members."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +50,29 @@ class Source:
         raise DataError(f"{benchmark}: {shown(directory)} has no {' or '.join(self.files)}; get it from {self.url}")
 
 
-def read_rows(path: Path, fields: Mapping[str, type | tuple[type, ...]]) -> list[Row]:
-    """The rows of a file. Raises `DataError` for a row without these fields, or with one of another type."""
+def read_rows(path: Path, fields: Mapping[str, type | tuple[type, ...]], *, is_lines: bool | None = None) -> list[Row]:
+    """The rows of a file. Raises `DataError` for a row without these fields, or with one of another type.
+
+    Args:
+        is_lines: JSON Lines; None decides by the name.
+    """
     name = path.name.removesuffix(".gz")
     content = _content(path)
-    if name.endswith(".json"):
+    if not content.strip():
+        raise DataError(f"{path}: has no rows; download it again")
+    if name.endswith(".csv"):
+        try:
+            table: list[Row] = list(csv.DictReader(io.StringIO(content, newline="")))
+        except csv.Error as error:
+            raise DataError(f"{path}: not valid CSV ({error})") from None
+        return [checked(row, f"{path}, row {number}", fields) for number, row in enumerate(table, start=1)]
+    if not (is_lines if is_lines is not None else not name.endswith(".json")):
         parsed = parse_json(content, object, source=str(path), error=DataError)
         rows = parsed.get("examples") if isinstance(parsed, dict) else parsed
         if not isinstance(rows, list):
             raise DataError(f"{path}: expected a list of objects")
         return [checked(row, f"{path}, row {number}", fields) for number, row in enumerate(rows, start=1)]
-    places = ((f"{path}:{number}", line) for number, line in enumerate(content.splitlines(), start=1) if line.strip())
+    places = ((f"{path}:{number}", line) for number, line in enumerate(content.split("\n"), start=1) if line.strip())
     return [checked(parse_json(line, dict, source=place, error=DataError), place, fields) for place, line in places]
 
 
@@ -71,7 +86,15 @@ def read_archive(path: Path) -> Iterator[tuple[str, list[list[str]]]]:
             for name in members:
                 text = io.TextIOWrapper(archive.open(name), "utf-8", newline="")
                 yield name, list(csv.reader(text))
-    except (zipfile.BadZipFile, UnicodeDecodeError, csv.Error, EOFError) as error:
+    except (
+        zipfile.BadZipFile,
+        UnicodeDecodeError,
+        csv.Error,
+        EOFError,
+        zlib.error,
+        NotImplementedError,
+        RuntimeError,
+    ) as error:
         raise DataError(f"{path}: damaged archive ({error}); download it again") from None
 
 
@@ -93,11 +116,11 @@ def digest_of(rows: Sequence[Row]) -> str:
 
 
 def _content(path: Path) -> str:
-    try:
-        with disk_errors(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
-    except (gzip.BadGzipFile, EOFError) as error:
-        raise DataError(f"{path}: damaged file ({error}); download it again") from None
+    with disk_errors(path), path.open("rb") as file:
+        try:
+            content = (gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file).read(MAX_FILE_BYTES + 1)
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise DataError(f"{path}: damaged file ({error}); download it again") from None
     if len(content) > MAX_FILE_BYTES:
         raise DataError(f"{path}: more than {MAX_FILE_BYTES:,} bytes; this is not the benchmark")
     try:

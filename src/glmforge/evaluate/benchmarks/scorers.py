@@ -4,18 +4,22 @@ Each returns its measures by name: `right` is the score, 0 or 1, `extracted` wha
 not the filter's. `unsafe_code` is set by the command that asks for it.
 """
 
+import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from glmforge.verify.mathematics import shared_judge
+from glmforge.verify.reply import MalformedReply, parse_reply
 from glmforge.verify.sandbox import run_program
+from glmforge.verify.tool_calls import possible_calls
 
 Doc = Mapping[str, Any]
 
 PROGRAM_S = 10.0
 _FENCED = re.compile(r"```(?:python|py)?\s*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+_PATCH = re.compile(r"<patch>\n?(.*?)</patch>|```(?:diff|patch)\n(.*?)```", re.DOTALL)
 unsafe_code = False
 
 
@@ -33,6 +37,32 @@ def humaneval(doc: Doc, answers: Sequence[str]) -> dict[str, float]:
     fenced = _FENCED.findall(answer)
     program = fenced[-1] if fenced and f"def {doc['entry_point']}" in fenced[-1] else doc["prompt"] + answer
     return {"right": float(passes(f"{doc['prompt']}\n    pass\n{program}" if fenced else program, tests_of(doc)))}
+
+
+def mbpp(doc: Doc, answers: Sequence[str]) -> dict[str, float]:
+    """Whether the program passes the document's tests; where there are fences it is what the last one holds."""
+    fenced = _FENCED.findall(answers[0])
+    tests = "\n".join([doc["test_setup_code"], *doc["test_list"]])
+    return {"right": float(passes(fenced[-1] if fenced else answers[0], tests))}
+
+
+def function_calls(doc: Doc, answers: Sequence[str]) -> dict[str, float | str | None]:
+    """Whether the reply makes the calls expected. Where no function fits the request it is right to say so: a reply
+    without a call, but not without a word. The leaderboard takes a call that cannot be read for none; this does not."""
+    try:
+        calls = parse_reply(answers[0]).tool_calls
+    except MalformedReply:
+        return {"right": 0.0, "malformed": 1.0, "extracted": None}
+    right = possible_calls(calls, json.loads(doc["functions"]), json.loads(doc["possible"]))
+    said = json.dumps([{call.name: call.arguments} for call in calls], ensure_ascii=False)
+    return {"right": float(right), "malformed": 0.0, "extracted": said}
+
+
+def patch(doc: Doc, answers: Sequence[str]) -> dict[str, float | str | None]:
+    """The patch in an answer, as SWE-bench reads it: in tags, or in a fence; it is not judged."""
+    found = _PATCH.search(answers[0])
+    text = (found[1] or found[2]) if found else None
+    return {"wrote_patch": float(text is not None), "extracted": text}
 
 
 def tests_of(doc: Doc) -> str:

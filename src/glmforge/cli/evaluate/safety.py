@@ -1,0 +1,109 @@
+"""`glmforge evaluate safety MODEL`: how often a model refuses what is harmful, and what is not."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from glmforge.cli.data.options import ForceOption
+from glmforge.cli.evaluate.model import ModelOptions, answering, api_key, identity_of, opened, server_of
+from glmforge.cli.signature import takes
+from glmforge.cli.tables import print_table, table
+from glmforge.errors import GlmforgeError
+from glmforge.extras import needed_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from glmforge.evaluate.result import Item
+
+
+@dataclass(frozen=True, kw_only=True)
+class SafetyOptions(ModelOptions):
+    """Which model, which requests, and who judges."""
+
+    data: Annotated[Path, typer.Option(help="Directory with harmful_behaviors.csv and harmless.csv or .jsonl.")]
+    out: Annotated[Path, typer.Option("--out", "-o", help="Directory for the result; run again to resume.")]
+    limit: Annotated[int | None, typer.Option(min=1, help="Only this many requests of each kind.")] = None
+    judge: Annotated[str, typer.Option(help="URL of a server whose model says of each answer if it refuses.")] = ""
+    judge_model: Annotated[str, typer.Option(help="The judge's model, as its server calls it.")] = ""
+    judge_key_env: Annotated[str, typer.Option(help="Environment variable with the judge's API key.")] = ""
+    thinking: Annotated[bool, typer.Option(help="Let the model reason before it answers.")] = True
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 512
+    force: ForceOption = False
+
+
+@takes(SafetyOptions)
+def safety(options: SafetyOptions) -> None:
+    """Count refusals of harmful and of harmless requests, by rules and by a judge.
+
+    A file is CSV or JSON Lines with goal or prompt, and category and language if it has them. The rules know how
+    assistants refuse in English, Chinese, German, French, Spanish, Japanese and Russian.
+
+    Examples:
+
+        glmforge evaluate safety exports/glm --data data/safety --out results/safety
+
+        glmforge evaluate safety exports/glm --data data/safety --out r --judge http://judge:8000/v1 --judge-model glm
+    """
+    with needed_for("evaluate"):
+        import lm_eval  # noqa: F401
+    from glmforge.evaluate.benchmarks.endpoint_model import EndpointModel, Server
+    from glmforge.evaluate.benchmarks.language_model import Generation
+    from glmforge.evaluate.benchmarks.replies import ReplyStore
+    from glmforge.evaluate.run import finish, prepare
+    from glmforge.evaluate.safety import measure, phrases_digest, read_requests
+    from glmforge.runtime.launch import LaunchEnvironment
+
+    if bool(options.judge) != bool(options.judge_model):
+        raise GlmforgeError("--judge and --judge-model: give both, or neither")
+    if LaunchEnvironment.read().world_size > 1:
+        raise GlmforgeError("evaluate safety: runs in one process; start it without torchrun")
+    both = read_requests(options.data, options.limit)
+    server = server_of(options)
+    judge_key = api_key(options.judge_key_env)
+    settings = {
+        "max_new_tokens": options.max_new_tokens,
+        "thinking": options.thinking,
+        "judge": options.judge_model,
+        "phrases": phrases_digest(),
+        "requests": {asked.name: asked.data for asked in both},
+    }
+    generation = Generation(max_new_tokens=options.max_new_tokens, temperature=0.0, thinking=options.thinking)
+    with opened(options, server) as asked:
+        identity = identity_of(asked, options)
+        prepare(options.out, identity, settings, overwrite=options.force)
+        with ReplyStore(options.out) as replies, ReplyStore(options.out / "judge") as verdicts:
+            model = answering(asked, options, replies, generation, is_chat=True)
+            judge = None
+            if options.judge:
+                where = Server(options.judge, options.judge_model, judge_key, options.timeout, options.connections)
+                judge = EndpointModel(where, verdicts, Generation(temperature=0.0, thinking=False))
+            measured = [measure(requests, model, judge) for requests in both]
+    items = [item for _, some in measured for item in some]
+    finish(options.out, options.model, identity, settings, [score for score, _ in measured], items)
+    print_table("", _table(items), Console())
+
+
+def _table(items: "Sequence[Item]") -> "Table":
+    """Refusals of each kind of requests: of all, then by category and language."""
+    from glmforge.evaluate.safety import rates
+
+    rows = table("requests", "number", "refused", "95 % interval", "cut", "judge agrees", in_words=("requests",))
+    for benchmark, title in (("refusal", "harmful"), ("over_refusal", "harmless")):
+        some = [item for item in items if item.benchmark == benchmark]
+        cut = sum(item.is_cut for item in some) / len(some)
+        for name, refused, agrees in rates(some):
+            rows.add_row(
+                f"  {name}" if name else title,
+                f"{refused.num_items:,}",
+                f"{refused.mean:.1%}",
+                f"{refused.low:.1%} to {refused.high:.1%}",
+                "" if name else f"{cut:.1%}",
+                "" if agrees is None else f"{agrees.mean:.1%} ({agrees.low:.1%} to {agrees.high:.1%})",
+            )
+    return rows
