@@ -7,14 +7,15 @@ nothing. A paraphrase, a translation or an answer alone is not found.
 """
 
 import re
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from glob import escape
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from glmforge.config.data import SourceConfig
 from glmforge.config.load import load_config
 from glmforge.data.passages.normalised_words import fold_table
 from glmforge.data.passages.passage_index import COMMON_ITEMS, MIN_WORDS, RUN_WORDS, SEED_WORDS, build_index
@@ -46,13 +47,14 @@ class Leaks:
     num_searchable: int
     found: dict[int, str] = field(default_factory=dict)
 
-    def scores(self, items: Iterable[Item]) -> tuple[Estimate, Estimate | None, Estimate | None]:
-        """Of a result's items of this benchmark: all of them, those not leaked, those leaked; None for no items."""
-        parts: dict[bool, list[Item]] = defaultdict(list)
-        for item in items:
-            parts[item.number in self.found].append(item)
-        whole, clean, leaked = parts[False] + parts[True], parts[False], parts[True]
-        return _estimate(whole), _estimate(clean) if clean else None, _estimate(leaked) if leaked else None
+    def scores(self, items: Iterable[Item]) -> list[Estimate | None]:
+        """Of a result's items: all of this benchmark's, those not leaked, those leaked; None of no items."""
+        own = [item for item in items if item.benchmark == self.benchmark]
+        parts = own, [i for i in own if i.number not in self.found], [i for i in own if i.number in self.found]
+        return [
+            estimate([i.score for i in part], [i.cluster or f"item {i.number}" for i in part]) if part else None
+            for part in parts
+        ]
 
 
 def find_leaks(questions: Mapping[str, Sequence[str]], documents: Iterable[tuple[str, str]]) -> list[Leaks]:
@@ -75,35 +77,46 @@ def find_leaks(questions: Mapping[str, Sequence[str]], documents: Iterable[tuple
     return list(leaks.values())
 
 
-def documents_of(shard: TokenShard, tokenizer: Tokenizer) -> Iterator[tuple[str, str]]:
-    """The texts of a shard, without control tokens. Raises `DataError`: it is of another tokenizer."""
-    shard.check_tokenizer(tokenizer)
-    for number in range(shard.num_documents):
-        yield str(shard.prefix), tokenizer.decode(shard.document(number).tolist(), skip_special_tokens=True)
+def documents_of(sources: Sequence[Path], tokenizer: Path | None = None) -> Iterator[tuple[str, str]]:
+    """Shard and text, without control tokens, of each document that runs trained on or that is in given shards.
 
-
-def training_shards(source: Path, tokenizer: Path | None) -> tuple[list[Path], Path]:
-    """The shards that a run trained on, or the one whose prefix is given, and the directory of their tokenizer.
+    Args:
+        sources: runs, or prefixes of shards.
+        tokenizer: directory, instead of the runs' own.
 
     Raises:
-        DataError: no such run or shard, conversations that are not encoded yet, no tokenizer.
+        DataError: no such run or shard, conversations that are not encoded, no tokenizer, or another than the shard's.
     """
-    if not source.is_dir():
-        if tokenizer is None:
-            raise DataError(f"{source}: a shard does not say where its tokenizer is; give --tokenizer")
-        return [Path(str(source).removesuffix(".bin").removesuffix(".idx"))], tokenizer
-    config, own = load_config(source).data, RunDirectory(source).tokenizer
-    prefixes: list[Path] = []
-    for one in config.sources:
-        if not one.is_conversations:
-            prefixes.append(one.path)
-            continue
-        found = sorted((config.encoded_dir or one.path.parent).glob(f"{one.path.name}.tokens-*.idx"))
-        encoded = [path.with_suffix("") for path in found if _ENCODED.search(path.name)]
-        if not encoded:
-            raise DataError(f"{one.path}: its encoded conversations are gone; encode them with 'glmforge data chat'")
-        prefixes += encoded
-    return prefixes, tokenizer or (own if own.is_dir() else config.tokenizer)
+    opened = [_shards(source, tokenizer) for source in sources]  # what is missing is told before hours of reading
+    for shards, words in opened:
+        for shard in shards:
+            for number in range(shard.num_documents):
+                yield str(shard.prefix), words.decode(shard.document(number).tolist(), skip_special_tokens=True)
+
+
+def _shards(source: Path, given: Path | None) -> tuple[list[TokenShard], Tokenizer]:
+    if source.is_dir():
+        config, own = load_config(source).data, RunDirectory(source).tokenizer
+        prefixes = [prefix for one in config.sources for prefix in _prefixes(one, config.encoded_dir)]
+        directory = given or (own if own.is_dir() else config.tokenizer)
+    elif given is None:
+        raise DataError(f"{source}: a shard does not say where its tokenizer is; give --tokenizer, or the run")
+    else:
+        prefixes, directory = [Path(str(source).removesuffix(".bin").removesuffix(".idx"))], given
+    shards, words = [TokenShard(prefix) for prefix in prefixes], Tokenizer.load(directory)
+    for shard in shards:
+        shard.check_tokenizer(words)
+    return shards, words
+
+
+def _prefixes(source: SourceConfig, encoded_dir: Path | None) -> list[Path]:
+    """The shard of a source; of conversations whatever was encoded of the file."""
+    if not source.is_conversations:
+        return [source.path]
+    names = sorted((encoded_dir or source.path.parent).glob(f"{escape(source.path.name)}.tokens-*.idx"))
+    if not (found := [path.with_suffix("") for path in names if _ENCODED.search(path.name)]):
+        raise DataError(f"{source.path}: its encoded conversations are missing; encode them with 'glmforge data chat'")
+    return found
 
 
 def _batches(documents: Iterable[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
@@ -124,7 +137,3 @@ def _as_bytes(texts: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64
     encoded = [text.encode(errors="replace") for text in texts]
     offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
     return np.frombuffer(b"".join(encoded), np.uint8), offsets
-
-
-def _estimate(items: Sequence[Item]) -> Estimate:
-    return estimate([item.score for item in items], [item.cluster or str(place) for place, item in enumerate(items)])

@@ -76,11 +76,18 @@ class Group:
 
 @dataclass(frozen=True)
 class Advice:
-    """What to change, the gain in points that the evidence supports, and the evidence."""
+    """What to change, the gain that the evidence supports (a share; None where it tells nothing), and the evidence."""
 
     change: str
-    gain: float
+    gain: float | None
     evidence: str
+
+    @property
+    def gains(self) -> str:
+        """The gain in words, behind the change."""
+        if self.gain is None:
+            return ""
+        return f" (up to {100 * self.gain:.1f} points)" if self.gain else " (this result shows no gain)"
 
 
 @dataclass(frozen=True)
@@ -218,7 +225,7 @@ def _length_name(items: Sequence[Item]) -> Callable[[Item], str]:
 def _advice(items: Sequence[Item], kinds: Counter[Kind]) -> list[Advice]:
     """Changes by their gain, the largest first; none where the failures are wrong answers alone."""
     found = [*_of_replies([reply for item in items for reply in item.written], kinds), *_of_prompts(items)]
-    return sorted((one for one in found if one.gain >= 0), key=lambda one: -one.gain)
+    return sorted((one for one in found if (one.gain or 0) >= 0), key=lambda one: -(one.gain or 0))
 
 
 def _of_replies(replies: Sequence[Written], kinds: Counter[Kind]) -> Iterable[Advice]:
@@ -230,20 +237,20 @@ def _of_replies(replies: Sequence[Written], kinds: Counter[Kind]) -> Iterable[Ad
         gain = float(np.mean(whole) - np.mean(cut)) * len(cut) / total
         yield Advice("raise --max-new-tokens", gain, evidence)
     elif cut:
-        yield Advice("raise --max-new-tokens", 0.0, f"none of {total:,} replies finished: the score says nothing yet")
+        yield Advice("raise --max-new-tokens", None, f"none of {total:,} replies finished: the score says nothing yet")
     read = [reply.score for reply in replies if reply.extracted is not None and not reply.is_cut]
     unread = kinds["no format"] + kinds["no answer"]
     if unread:
         scored = f"; those that have one score {np.mean(read):.1%}" if read else ""
         yield Advice(
             "teach or ask for the answer's form: few-shot examples, --chat, the system message",
-            float(np.mean(read or [0.0])) * unread / total,
+            float(np.mean(read)) * unread / total if read else None,
             f"{unread:,} of {total:,} replies have no answer that can be read{scored}",
         )
     if kinds["repetition"]:
         yield Advice(
             "sample (--temperature 0.6 to 1), or train longer: the model repeats itself",
-            float(np.mean(whole or [0.0])) * kinds["repetition"] / total,
+            float(np.mean(whole)) * kinds["repetition"] / total if whole else None,
             f"{kinds['repetition']:,} of {total:,} replies repeat themselves",
         )
 
@@ -253,14 +260,14 @@ def _of_prompts(items: Sequence[Item]) -> Iterable[Advice]:
     short = [item.score for item in items if item.is_truncated]
     whole = [item.score for item in items if not item.is_truncated]
     if short:
-        gain = float(np.mean(whole) - np.mean(short)) * len(short) / len(items) if whole else 0.0
+        gain = float(np.mean(whole) - np.mean(short)) * len(short) / len(items) if whole else None
         evidence = f"{len(short):,} of {len(items):,} prompts were too long and lost their beginning"
-        yield Advice(
-            "ask with fewer examples (--num-fewshot), or a model with more positions", max(0.0, gain), evidence
-        )
+        yield Advice("ask with fewer examples (--num-fewshot), or a model with more positions", gain, evidence)
     chosen = Counter(item.predicted for item in items if len(item.choices) > 1)
     place, number = chosen.most_common(1)[0] if chosen else (None, 0)
     right = sum(item.score > 0 for item in items if item.predicted == place)
     if place is not None and len(items) > 1 and number > _ALWAYS * len(items) and number > 2 * right:
         evidence = f"it chose place {place + 1} in {number:,} of {len(items):,} items, {right:,} times rightly"
-        yield Advice("train on questions of this form: the model prefers a place, whatever the question", 0.0, evidence)
+        yield Advice(
+            "train on questions of this form: the model prefers a place, whatever the question", None, evidence
+        )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from glmforge.errors import DataError
 from glmforge.evaluate.compare import Compared, compare_results
-from glmforge.evaluate.failures import KINDS, Failures, Group, failures_of, reasons
+from glmforge.evaluate.failures import KINDS, Failures, failures_of, reasons
 from glmforge.evaluate.official import official_of
 from glmforge.evaluate.result import Item, Result, Score, Written, read_result
 from glmforge.extras import needed_for
@@ -21,17 +21,18 @@ from glmforge.observe.units import format_count
 from glmforge.report.page import Summary, Table, Tile, check_suffix, make_table, page_template
 
 PAGE, NEEDLES = "page.html", "needles.jsonl"
-_SHOWN_GROUPS, _SHOWN_FLIPS, _SHOWN_OF_KIND = 15, 6, 3
-_HEAD, _TAIL = 1200, 1200
+_SHOWN_FLIPS, _SHOWN_OF_KIND = 6, 3
+_END = 1200
+"""Characters of a long text that are shown of each end."""
 
 
 class Side(NamedTuple):
-    """What one model made of an item."""
+    """What one model made of an item; `whole` is all that it wrote, where that is more than the answer."""
 
     title: str
     text: str
-    verdict: str
-    reasoning: str = ""
+    verdict: str = ""
+    whole: str = ""
 
 
 class Example(NamedTuple):
@@ -40,7 +41,7 @@ class Example(NamedTuple):
     sides: tuple[Side, ...]
 
 
-def write_result_page(directory: Path, out: Path | None = None, baseline: Path | None = None) -> Path:
+def write_result_page(directory: Path, baseline: Path | None = None) -> Path:
     """Scores, failures and long context of a result, beside it; compared with a baseline if there is one.
 
     Raises:
@@ -48,83 +49,103 @@ def write_result_page(directory: Path, out: Path | None = None, baseline: Path |
         MissingPackageError: there are needle records, and matplotlib is not installed.
     """
     result = read_result(directory)
-    failures = failures_of(directory)
-    tables = [_extras(result), _official(result), _settings(result)]
-    parts: dict[str, Any] = {"failures": failures, "figures": _figures(directory), "tables": tables}
-    parts["scores"] = [(score, official_of(score.benchmark)) for score in result.scores]
-    if baseline is not None:
-        parts |= _compared(baseline, directory)
-    return _write(directory / PAGE if out is None else out, directory, result, **parts)
+    scores = [(score, official_of(score.benchmark), _remarks(score)) for score in result.scores]
+    parts = {"scores": scores, "figures": _figures(directory), "failures": failures_of(directory)}
+    return _write(directory / PAGE, result, **parts, **(_compared(baseline, directory) if baseline else {}))
 
 
-def write_comparison_page(old: Path, new: Path, out: Path) -> Path:
-    """The differences, why items fell, and those that flipped side by side; failures of the new result."""
-    result = read_result(new)
-    parts = _compared(old, new)
-    names = {one.benchmark for one in parts["comparisons"]}
-    failures = [one for one in failures_of(new) if one.benchmark in names]
-    return _write(out, new, result, failures=failures, tables=[_settings(result)], **parts)
+def write_comparison_page(old: Path, new: Path, out: Path) -> None:
+    """The differences, why items fell, those that flipped side by side, and the failures of the new result."""
+    _write(out, read_result(new), failures=failures_of(new), **_compared(old, new))
 
 
-def write_failures_page(directory: Path, out: Path, benchmark: str | None = None) -> Path:
+def write_failures_page(directory: Path, out: Path, benchmark: str | None = None) -> None:
     """The failures of a result, or of one of its benchmarks."""
-    return _write(out, directory, read_result(directory), failures=failures_of(directory, benchmark))
+    _write(out, read_result(directory), failures=failures_of(directory, benchmark))
 
 
-def _write(out: Path, directory: Path, result: Result, tables: Sequence[Table] = (), **parts: Any) -> Path:
+def comparison_table(found: Sequence[Compared]) -> Table:
+    """A row for each benchmark: difference, interval, test, finished scores and cut shares, items that flipped."""
+    rows = []
+    for one in found:
+        test, by = one.comparison, one.comparison.difference
+        finished = ["none" if row.finished_score is None else f"{row.finished_score:.1%}" for row in (one.old, one.new)]
+        cut = [f"{row.cut_share:.1%}" for row in (one.old, one.new)]
+        rows.append(
+            [
+                one.benchmark,
+                f"{by.num_items:,}",
+                f"{one.old_score:.1%} → {one.new_score:.1%}",
+                f"{100 * by.mean:+.1f}",
+                f"{100 * by.low:+.1f} to {100 * by.high:+.1f}" if by.low == by.low else "",
+                f"{test.p_value:.3f}",
+                *([" → ".join(finished), " → ".join(cut)] if one.new.num_finished is not None else ["", ""]),
+                f"{test.num_better:,}",
+                f"{test.num_worse:,}",
+                f"{100 * test.detectable:.1f}" if test.detectable == test.detectable else "",
+                one.verdict,
+            ]
+        )
+    columns = ("Benchmark", "Items", "Score", "Difference", "95 % interval", "p", "Finished", "Cut", "Better", "Worse")
+    note = (
+        "New minus old in points, over the items that both have. “Can be seen”: the smallest true difference that so "
+        "many items show with a probability of 80 %; a smaller one may be there. Finished and cut are of all items."
+    )
+    return make_table("Difference", (*columns, "Can be seen", "Verdict"), rows, note=note)
+
+
+def explained(one: Compared) -> list[str]:
+    """Why items fell and rose: kinds of failure, and the subjects that lost most."""
+    found = [] if one.same_questions else ["the questions of the results differ: only common ones are compared"]
+    for pairs, verb, when in ((one.worse, "fell", "new"), (one.better, "rose", "old")):
+        kinds = reasons(getattr(pair, when) for pair in pairs)
+        if kinds:
+            words = ", ".join(f"{number:,} {kind}" for kind, number in kinds.most_common())
+            found.append(f"{len(pairs):,} items {verb}; their failures in the {when} result: {words}")
+    lost: Counter[str] = Counter()
+    for pair in (*one.worse, *one.better):
+        lost[pair.new.subject] -= round(1000 * pair.change)
+    worst = [f"{name} ({-number / 1000:+.1f} items)" for name, number in lost.most_common(3) if name and number > 0]
+    return [*found, f"most is lost in {', '.join(worst)}"] if worst else found
+
+
+def _write(out: Path, result: Result, **parts: Any) -> Path:
     check_suffix(out, "--out")
-    written = [score for score in result.scores if score.num_finished is not None]
-    num_replies = sum(score.num_items * score.num_samples for score in written)
-    cut = sum(score.cut_share * score.num_items * score.num_samples for score in written)
+    replies = sum(score.num_items * score.num_samples for score in result.scores if score.num_finished is not None)
+    num_cut = sum(score.cut_share * score.num_items * score.num_samples for score in result.scores)
     tiles = [
         Tile("Benchmarks", f"{len(result.scores)}"),
         Tile("Items", f"{sum(score.num_items for score in result.scores):,}"),
         Tile("Tokens", format_count(sum(score.num_tokens for score in result.scores)), "written and scored"),
-        *([Tile("Replies cut", f"{cut / num_replies:.0%}", f"of {num_replies:,}")] if num_replies else []),
+        *(
+            [Tile("Replies cut", f"{num_cut / sum(num_replies):.0%}", f"of {sum(num_replies):,}")]
+            if num_replies
+            else []
+        ),
     ]
     step = "" if result.step is None else f"step {result.step:,}"
     lead = " · ".join(filter(None, (step, result.weights and f"weights {result.weights[:12]}", result.created)))
-    summary = Summary(result.model, lead, tiles, [table for table in tables if table.rows])
-    empty: dict[str, Any] = {name: [] for name in ("scores", "comparisons", "changed", "figures", "failures")}
-    helpers = {
-        "remarks": remarks,
-        "explained": explained,
-        "flipped": _flipped,
-        "groups": _groups,
-        "examples": _examples,
-    }
     content = page_template("evaluation.html").render(
-        empty | {"baseline": "", "summary": summary, "source": str(directory)} | helpers | parts
+        {name: [] for name in ("scores", "comparisons", "changed", "figures", "failures")}
+        | {"summary": Summary(result.model, lead, tiles, []), "facts": _facts(result), "flipped": _flipped}
+        | {"comparison_table": comparison_table, "explained": explained, "examples": _examples, "kinds": KINDS}
+        | parts
     )
     write_text(out, content.encode(errors="backslashreplace").decode())
     return out
 
 
-def remarks(score: Score) -> list[str]:
+def _remarks(score: Score) -> list[str]:
     """What a reader of the score has to know besides."""
     found = [f"no score: {score.refused}"] if score.refused else []
     if score.chance and score.interval and score.interval.low <= score.chance <= score.interval.high:
-        found.append("the interval holds what guessing scores: nothing is shown")
+        found.append("the interval contains the score of guessing")
     if score.num_truncated:
         found.append(f"{score.num_truncated:,} prompts were too long for the model and lost their beginning")
-    return found
-
-
-def explained(one: Compared) -> list[str]:
-    """Why items fell and rose: kinds of failure, and the subjects that lost most."""
-    found = []
-    if not one.same_questions:
-        found.append(f"The questions differ: only the items that both have ({one.comparison.difference.num_items:,}).")
-    for pairs, verb, when in ((one.worse, "fell", "now"), (one.better, "rose", "before")):
-        kinds = reasons(pair.new if when == "now" else pair.old for pair in pairs)
-        if kinds:
-            words = ", ".join(f"{number:,} {kind}" for kind, number in kinds.most_common())
-            found.append(f"Of {len(pairs):,} items that {verb}, failed replies {when}: {words}.")
-    lost: Counter[str] = Counter()
-    for pair in (*one.worse, *one.better):
-        lost[pair.new.subject] -= round(1000 * pair.change)
-    worst = [f"{name} ({-number / 1000:+.1f} items)" for name, number in lost.most_common(3) if name and number > 0]
-    return [*found, f"Most is lost in {', '.join(worst)}."] if worst else found
+    values = (
+        f"{name} {value:.1%}" if 0 <= value <= 1 else f"{name} {value:.3f}" for name, value in score.extra.items()
+    )
+    return [*found, *values]
 
 
 def _compared(old: Path, new: Path) -> dict[str, Any]:
@@ -137,9 +158,9 @@ def _compared(old: Path, new: Path) -> dict[str, Any]:
 def _flipped(one: Compared) -> list[Example]:
     return [
         Example(
-            f"{word}: item {pair.new.number}{_of_subject(pair.new)}, {pair.old.score:.2f} → {pair.new.score:.2f}",
-            clipped(pair.new.prompt),
-            (_side(pair.old, "Old"), _side(pair.new, "New")),
+            f"{word}: {_name(pair.new)}, {pair.old.score:.2f} → {pair.new.score:.2f}",
+            _clipped(pair.new.prompt),
+            (_side(pair.old, "Old"), _side(pair.new, "New"), Side("Right", _target(pair.new))),
         )
         for word, pairs in (("Worse", one.worse), ("Better", one.better))
         for pair in pairs[:_SHOWN_FLIPS]
@@ -147,98 +168,53 @@ def _flipped(one: Compared) -> list[Example]:
 
 
 def _examples(one: Failures) -> list[Example]:
-    by_kind = [[failure for failure in one.failures if failure.kind == kind][:_SHOWN_OF_KIND] for kind in KINDS]
+    shown = [failure for kind in KINDS for failure in [f for f in one.failures if f.kind == kind][:_SHOWN_OF_KIND]]
     return [
         Example(
-            f"{failure.kind}: item {failure.item.number}{_of_subject(failure.item)}",
-            clipped(failure.item.prompt),
-            (_side(failure.item, "The model", failure.reply), Side("Right", clipped(_target(failure.item)), "")),
+            f"{failure.kind}: {_name(failure.item)}",
+            _clipped(failure.item.prompt),
+            (_side(failure.item, "The model", failure.reply), Side("Right", _target(failure.item))),
         )
-        for failures in by_kind
-        for failure in failures
+        for failure in shown
     ]
 
 
 def _side(item: Item, title: str, reply: Written | None = None) -> Side:
-    """A reply (the first failed one unless it is named), or the choices with what the model chose."""
-    if item.choices and not item.written:
+    """A reply (the first failed one unless it is given), or the choices with what the model chose."""
+    if not item.written:
         lines = [
             f"{'→' if place == item.predicted else ' '} {one.text.strip()}  (log-likelihood {one.logprob:.2f})"
             for place, one in enumerate(item.choices)
         ]
-        return Side(title, clipped("\n".join(lines)), f"score {item.score:.2f}; right: {clipped(_target(item))}")
-    if not item.written:
-        return Side(title, "", f"score {item.score:.2f}")
-    reply = reply or next((one for one in item.written if one.score <= 0), item.written[0])
-    extracted = "nothing" if reply.extracted is None else f"“{clipped(reply.extracted)}”"
+        return Side(title, _clipped("\n".join(lines)), f"score {item.score:.2f}")
+    reply = reply or min(item.written, key=lambda one: one.score)
+    extracted = "nothing" if reply.extracted is None else f"“{_clipped(reply.extracted)}”"
     cut = "cut, " if reply.is_cut else ""
     verdict = f"extracted {extracted}; score {reply.score:.2f}; {cut}{reply.num_tokens:,} tokens"
-    return Side(title, clipped(reply.answer), verdict, "" if reply.text == reply.answer else clipped(reply.text))
+    return Side(title, _clipped(reply.answer), verdict, "" if reply.text == reply.answer else _clipped(reply.text))
 
 
 def _target(item: Item) -> str:
     """The right answer; of a choice that is named by its number, its text."""
-    number = int(item.target) if item.choices and item.target.isascii() and item.target.isdigit() else len(item.choices)
-    return item.choices[number].text.strip() if number < len(item.choices) else item.target
+    named = {str(place): one.text.strip() for place, one in enumerate(item.choices)}
+    return _clipped(named.get(item.target, item.target))
 
 
-def _of_subject(item: Item) -> str:
-    return f" ({item.subject})" if item.subject else ""
+def _name(item: Item) -> str:
+    return f"item {item.number}" + (f" ({item.subject})" if item.subject else "")
 
 
-def clipped(text: str) -> str:
-    """A long text from both ends."""
-    left_out = len(text) - _HEAD - _TAIL
-    return f"{text[:_HEAD]}\n… {left_out:,} characters …\n{text[-_TAIL:]}" if left_out > 0 else text
+def _clipped(text: str) -> str:
+    left_out = len(text) - 2 * _END
+    return f"{text[:_END]}\n… {left_out:,} characters …\n{text[-_END:]}" if left_out > 0 else text
 
 
-def _groups(one: Failures) -> list[Table]:
-    parts = (("subject", one.by_subject), ("level", one.by_level), ("length of the prompt", one.by_length))
-    return [_group_table(f"{one.benchmark} by {name}", groups, one) for name, groups in parts if groups]
-
-
-def _group_table(title: str, groups: Sequence[Group], one: Failures) -> Table:
-    kinds = [kind for kind in KINDS if one.kinds[kind]]
-    rows = [
-        [
-            group.name or "not told",
-            f"{group.num_items:,}",
-            f"{group.score:.1%}",
-            *(f"{group.kinds[k]:,}" for k in kinds),
-        ]
-        for group in groups[:_SHOWN_GROUPS]
-    ]
-    note = f"The {_SHOWN_GROUPS} worst of {len(groups):,}." if len(groups) > _SHOWN_GROUPS else ""
-    return make_table(title, ("Group", "Items", "Score", *kinds), rows, note=note)
-
-
-def _extras(result: Result) -> Table:
-    rows = [
-        [f"{score.benchmark}: {name}", f"{value:.1%}" if 0 <= value <= 1 else f"{value:.3f}"]
-        for score in result.scores
-        for name, value in score.extra.items()
-    ]
-    return make_table("Further measures", ("Measure", "Value"), rows)
-
-
-def _official(result: Result) -> Table:
-    rows = [
-        [f"{one.benchmark}: {one.model}", f"{one.score:.1%}", one.settings, one.source]
-        for score in result.scores
-        for one in official_of(score.benchmark)
-    ]
-    columns = make_table("", ("Benchmark", "Score"), []).columns
-    table = make_table("Published figures", ("Benchmark", "Score", "Settings", "Source"), rows)
-    words = [column._replace(number=False) for column in table.columns[2:]]
-    note = "Measured by others, with other prompts, budgets and samples: they are a mark, not a bar to be passed."
-    return table._replace(columns=[*columns, *words], note=note)
-
-
-def _settings(result: Result) -> Table:
-    facts = {**_flat(result.settings), **{f"version of {name}": value for name, value in result.versions.items()}}
-    facts |= {f"fingerprint of {score.benchmark}": score.fingerprint for score in result.scores}
-    table = make_table("How it was asked", ("Setting", "Value"), [[name, str(value)] for name, value in facts.items()])
-    return table._replace(columns=[column._replace(number=False) for column in table.columns])
+def _facts(result: Result) -> dict[str, Any]:
+    """How it was asked, with what."""
+    versions = {f"version of {name}": value for name, value in result.versions.items()}
+    return (
+        _flat(result.settings) | versions | {f"questions of {one.benchmark}": one.fingerprint for one in result.scores}
+    )
 
 
 def _flat(value: Any, name: str = "") -> dict[str, Any]:
@@ -257,7 +233,7 @@ def _figures(directory: Path) -> list[Any]:
         from glmforge.report.figures_needles import needle_map, perplexity_by_position
     records = read_jsonl(path)
     try:
-        maps = [needle_map([one for one in records if "needle_task" in one], "")]
-        return [figure for figure in (*maps, perplexity_by_position(records)) if figure is not None]
+        drawn = needle_map([one for one in records if "needle_task" in one]), perplexity_by_position(records)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path}: not the records of 'glmforge evaluate needles --out' ({error})") from None
+    return [figure for figure in drawn if figure is not None]

@@ -43,7 +43,7 @@ def needles_by_depth(run: RunLog) -> Figure | None:
     return needle_map([record for record in run.needles if record["step"] == step], f" at step {step:,}")
 
 
-def needle_map(records: list[Record], when: str) -> Figure | None:
+def needle_map(records: list[Record], when: str = "") -> Figure | None:
     """A map of lengths over depths for each task; `when` is part of the caption."""
     if not records:
         return None

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from glmforge.cli.evaluate.benchmarks import benchmarks
 from glmforge.cli.evaluate.needles import needles
+from glmforge.cli.evaluate.results import card, compare, contamination, failures, table
 
 _DEFAULT = "benchmarks"
 
@@ -29,3 +30,5 @@ app = typer.Typer(
 )
 app.command(_DEFAULT)(benchmarks)
 app.command("needles")(needles)
+for command in (compare, failures, table, card, contamination):
+    app.command()(command)

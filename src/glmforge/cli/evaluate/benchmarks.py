@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from glmforge.cli.data.options import ForceOption
+from glmforge.cli.evaluate.results import compare
 from glmforge.cli.generate import Dtype
 from glmforge.cli.signature import takes
 from glmforge.cli.tables import print_table, table
@@ -50,6 +51,9 @@ class Options:
     cache_gib: Annotated[float, typer.Option(min=0.001, help="Memory for keys and values, in GiB.")] = 0.25
     max_sequences: Annotated[int, typer.Option(min=1, help="Requests that run at the same time.")] = 64
     tokenizer: Annotated[Path | None, typer.Option(help="Instead of the model's own tokenizer.")] = None
+    compare_baseline: Annotated[
+        Path | None, typer.Option(help="An earlier result to compare with, item by item.", metavar="RESULT")
+    ] = None
     force: ForceOption = False
 
 
@@ -74,14 +78,18 @@ def benchmarks(options: Options) -> None:
     from glmforge.evaluate.benchmarks.harness import Asking
     from glmforge.evaluate.benchmarks.language_model import EngineLM, Generation
     from glmforge.evaluate.benchmarks.replies import ReplyStore
+    from glmforge.evaluate.result import read_result
     from glmforge.evaluate.run import finish, prepare, run, settings_of
     from glmforge.observe.work_progress import work_progress
+    from glmforge.report.evaluation_page import write_result_page
 
     names = [name for text in options.benchmark for name in text.split(",") if name]
     if not names:
         raise GlmforgeError("--benchmark: name at least one")
     if options.system and not options.chat:
         raise GlmforgeError("--system: a system message needs --chat")
+    if options.compare_baseline is not None:
+        read_result(options.compare_baseline)
     scorers.unsafe_code = options.unsafe_code
     chosen = [open_benchmark(name, options.data) for name in dict.fromkeys(names)]
     asking = Asking(chat=options.chat, system=options.system, num_fewshot=options.num_fewshot, limit=options.limit)
@@ -108,6 +116,9 @@ def benchmarks(options: Options) -> None:
         scores, items = run(chosen, asking, answering)
     result = finish(options.out, options.model, identity, settings, scores, items)
     print_table("", score_table(result.scores), Console())
+    typer.echo(f"{write_result_page(options.out, baseline=options.compare_baseline)}")
+    if options.compare_baseline is not None:
+        compare(options.compare_baseline, options.out)
     for score in result.scores:
         if score.refused:
             raise GlmforgeError(f"{score.benchmark}: no score: {score.refused}")

@@ -89,6 +89,16 @@ def open_benchmark(name: str, data: Path | None = None) -> Benchmark:
     return _from_harness(name)
 
 
+def questions_of(benchmark: Benchmark) -> list[str]:
+    """The questions of all items without instructions and examples, in the order of the items' numbers."""
+    found = []
+    for task in benchmark.tasks:
+        for doc in task.eval_docs:
+            own = (doc[name] for name in ("question", "problem", "prompt") if isinstance(doc.get(name), str))
+            found.append(str(next(own, None) or task.doc_to_text(doc)))
+    return found
+
+
 def _task(config: dict[str, Any], splits: Mapping[str, list[Row]], **changes: object) -> ConfigurableTask:
     """A task on these rows."""
 
