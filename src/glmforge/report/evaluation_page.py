@@ -117,11 +117,7 @@ def _write(out: Path, result: Result, **parts: Any) -> Path:
         Tile("Benchmarks", f"{len(result.scores)}"),
         Tile("Items", f"{sum(score.num_items for score in result.scores):,}"),
         Tile("Tokens", format_count(sum(score.num_tokens for score in result.scores)), "written and scored"),
-        *(
-            [Tile("Replies cut", f"{num_cut / sum(num_replies):.0%}", f"of {sum(num_replies):,}")]
-            if num_replies
-            else []
-        ),
+        *([Tile("Replies cut", f"{num_cut / replies:.0%}", f"of {replies:,}")] if replies else []),
     ]
     step = "" if result.step is None else f"step {result.step:,}"
     lead = " · ".join(filter(None, (step, result.weights and f"weights {result.weights[:12]}", result.created)))
