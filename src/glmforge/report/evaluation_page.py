@@ -64,7 +64,7 @@ def write_failures_page(directory: Path, out: Path, benchmark: str | None = None
     _write(out, read_result(directory), failures=failures_of(directory, benchmark))
 
 
-def comparison_table(found: Sequence[Compared]) -> Table:
+def comparison_table(found: Sequence[Compared], title: str = "new minus old, in points") -> Table:
     """A row for each benchmark: difference, interval, test, finished scores and cut shares, items that flipped."""
     rows = []
     for one in found:
@@ -74,6 +74,7 @@ def comparison_table(found: Sequence[Compared]) -> Table:
         rows.append(
             [
                 one.benchmark,
+                one.verdict,
                 f"{by.num_items:,}",
                 f"{one.old_score:.1%} → {one.new_score:.1%}",
                 f"{100 * by.mean:+.1f}",
@@ -83,15 +84,27 @@ def comparison_table(found: Sequence[Compared]) -> Table:
                 f"{test.num_better:,}",
                 f"{test.num_worse:,}",
                 f"{100 * test.detectable:.1f}" if test.detectable == test.detectable else "",
-                one.verdict,
             ]
         )
-    columns = ("Benchmark", "Items", "Score", "Difference", "95 % interval", "p", "Finished", "Cut", "Better", "Worse")
+    numbers = (
+        "Items",
+        "Score",
+        "Difference",
+        "95 % interval",
+        "p",
+        "Finished",
+        "Cut",
+        "Better",
+        "Worse",
+        "Can be seen",
+    )
+    columns = ("Benchmark", "Verdict", *numbers)
     note = (
         "New minus old in points, over the items that both have. “Can be seen”: the smallest true difference that so "
         "many items show with a probability of 80 %; a smaller one may be there. Finished and cut are of all items."
     )
-    return make_table("Difference", (*columns, "Can be seen", "Verdict"), rows, note=note)
+    table = make_table(title, columns, rows, note=note)
+    return table._replace(columns=[column._replace(number=column.title in numbers) for column in table.columns])
 
 
 def explained(one: Compared) -> list[str]:

@@ -41,7 +41,7 @@ def compare(old: ResultArgument, new: ResultArgument, out: PageOption = None, as
     if as_json:
         return _print_json(found)
     sentences = (f"{one.benchmark}: {sentence}" for one in found for sentence in explained(one))
-    _print(comparison_table(found)._replace(title="new minus old, in points"), sentences)
+    _print(comparison_table(found), sentences)
 
 
 def failures(
