@@ -43,8 +43,10 @@ def test_items_that_share_a_context_are_one_observation(tmp_path: Path) -> None:
 
     (single,) = compare_results(scored("a", False, False), scored("b", True, False))
     (clustered,) = compare_results(scored("c", False, True), scored("d", True, True))
-    assert single.comparison.test.startswith("McNemar") and single.verdict == "worse"
-    assert clustered.comparison.difference.num_clusters == 4 and clustered.verdict == "no difference shown"
+    assert single.comparison.test.startswith("McNemar")
+    assert single.verdict == "worse"
+    assert clustered.comparison.difference.num_clusters == 4
+    assert clustered.verdict == "no difference shown"
 
 
 def test_other_questions_are_named_and_only_common_ones_compared(tmp_path: Path) -> None:
@@ -52,7 +54,8 @@ def test_other_questions_are_named_and_only_common_ones_compared(tmp_path: Path)
     old = made_result(tmp_path / "old", items)
     new = made_result(tmp_path / "new", items[:3], scores=[row(items[:3], fingerprint="fewer questions")])
     (found,) = compare_results(old, new)
-    assert not found.same_questions and found.comparison.difference.num_items == 3
+    assert not found.same_questions
+    assert found.comparison.difference.num_items == 3
 
 
 def test_nothing_in_common_is_one_line(tmp_path: Path) -> None:
@@ -68,4 +71,5 @@ def test_no_flipped_item_does_not_prove_equality(tmp_path: Path) -> None:
     (found,) = compare_results(made_result(tmp_path / "old", same), made_result(tmp_path / "new", same))
     by = found.comparison.difference
     assert (by.low, by.high) == pytest.approx((-0.139, 0.139), abs=1e-3)
-    assert found.comparison.detectable > 0.2 and found.comparison.p_value == 1.0
+    assert found.comparison.detectable > 0.2
+    assert found.comparison.p_value == 1.0
