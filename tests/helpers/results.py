@@ -1,6 +1,7 @@
 """Results of evaluations, made by hand."""
 
 from collections.abc import Sequence
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -57,3 +58,27 @@ def made_result(directory: Path, items: Sequence[Item], model: str = "exports/gl
     directory.mkdir(parents=True, exist_ok=True)
     write_result(directory, Result(model=model, scores=tuple(rows), **fields), items)
     return directory
+
+
+def text_of(page: Path) -> str:
+    """What a reader of an HTML file sees, with single spaces."""
+    reader = _Reader()
+    reader.feed(page.read_text())
+    return " ".join(" ".join(reader.texts).split())
+
+
+class _Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.is_style = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.is_style = tag == "style"
+
+    def handle_endtag(self, tag: str) -> None:
+        self.is_style = False
+
+    def handle_data(self, data: str) -> None:
+        if not self.is_style:
+            self.texts.append(data)

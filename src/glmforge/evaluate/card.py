@@ -57,8 +57,10 @@ def _asked(result: Result) -> dict[str, Any]:
 
 def _cells(result: Result, score: Score) -> list[str]:
     interval = "" if score.interval is None else f"{score.interval.low:.1%} to {score.interval.high:.1%}"
-    finished = "" if score.finished_score is None else f"{score.finished_score:.1%}"
-    cut = "" if score.num_finished is None else f"{score.cut_share:.1%}"
+    finished, cut = "", ""
+    if score.num_finished is not None:
+        finished = "none" if score.finished_score is None else f"{score.finished_score:.1%}"
+        cut = f"{score.cut_share:.1%}"
     asked = ", ".join(f"{name} {value}" for name, value in _asked(result).items())
     return [score.benchmark, score.metric, f"{score.num_items:,}", f"{score.score:.1%}", interval, finished, cut, asked]
 

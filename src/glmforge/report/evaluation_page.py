@@ -140,7 +140,7 @@ def _write(out: Path, result: Result, **parts: Any) -> Path:
         | {"comparison_table": comparison_table, "explained": explained, "examples": _examples, "kinds": KINDS}
         | parts
     )
-    write_text(out, content.encode(errors="backslashreplace").decode())
+    write_text(out, content.encode(errors="replace").decode())
     return out
 
 

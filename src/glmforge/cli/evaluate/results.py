@@ -16,6 +16,7 @@ from glmforge.errors import GlmforgeError
 from glmforge.extras import needed_for
 
 if TYPE_CHECKING:
+    from glmforge.evaluate.history import Row
     from glmforge.report.page import Table
 
 ResultArgument = Annotated[Path, typer.Argument(help="Directory of a result.")]
@@ -69,11 +70,7 @@ def failures(
         [one.benchmark, f"{len(one.failures):,} of {one.num_replies:,}", *(f"{one.kinds[kind]:,}" for kind in KINDS)]
         for one in found
     ]
-    advice = [(one.benchmark, each) for one in found for each in one.advice]
-    gains = (f" (up to {100 * each.gain:.1f} points)" if each.gain else "" for _, each in advice)
-    sentences = (
-        f"{name}: {each.change}{gain}: {each.evidence}" for (name, each), gain in zip(advice, gains, strict=True)
-    )
+    sentences = (f"{one.benchmark}: {each.change}{each.gains}: {each.evidence}" for one in found for each in one.advice)
     _print(make_table("", ("benchmark", "failed", *KINDS), rows), sentences)
 
 
@@ -98,8 +95,12 @@ def table(
         writer = csv.DictWriter(sys.stdout, list(rows[0]))
         writer.writeheader()
         return writer.writerows(rows)
-    cells = [[_cell(value) for value in row.values()] for row in rows]
-    return _print(make_table("", tuple(rows[0]), cells))
+    names = [key for key in rows[0] if f"{key}, best" in rows[0]]
+    facts = ("result", "step", "tokens")
+    cells = [
+        [*("" if row[key] is None else f"{row[key]}" for key in facts), *(_cell(row, n) for n in names)] for row in rows
+    ]
+    return _print(make_table("score (finished replies, cut ones)", (*facts, *names), cells))
 
 
 def card(
@@ -176,9 +177,10 @@ def _print_json(found: Sequence[object]) -> None:
     typer.echo(to_json(found, indent=2, inf_nan_mode="null").decode(errors="replace"))
 
 
-def _cell(value: object) -> str:
-    if isinstance(value, bool):
-        return "*" if value else ""
-    if isinstance(value, float):
-        return f"{value:.1%}"
-    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+def _cell(row: "Row", name: str) -> str:
+    """A score, with that of finished replies and the share of cut ones where replies were written."""
+    score, finished, cut = (row[name], row[f"{name}, finished"], row[f"{name}, cut"])
+    if score is None:
+        return ""
+    beside = "" if cut is None else f" ({'none' if finished is None else f'{finished:.0%}'}, {cut:.0%})"
+    return f"{score:.1%}{beside}{' *' if row[f'{name}, best'] else ''}"
