@@ -163,7 +163,7 @@ def write_result(directory: Path, result: Result, items: Sequence[Item]) -> None
     a benchmark's data) becomes "?"."""
     lines = [json.dumps(item.model_dump(exclude_defaults=True), ensure_ascii=False) for item in items]
     write_whole(directory / ITEMS, "".join(f"{line}\n" for line in lines).encode(errors="replace"))
-    whole = json.dumps(result.model_dump(), ensure_ascii=False, indent=2)
+    whole = json.dumps(result.model_dump(mode="json"), ensure_ascii=False, indent=2)
     write_whole(directory / RESULT, f"{whole}\n".encode(errors="replace"))
 
 

@@ -40,7 +40,7 @@ def compare(old: ResultArgument, new: ResultArgument, out: PageOption = None, as
     if out is not None:
         write_comparison_page(old, new, out)
     if as_json:
-        return _print_json(found)
+        return _print_json([{"verdict": one.verdict} | vars(one) for one in found])
     sentences = (f"{one.benchmark}: {sentence}" for one in found for sentence in explained(one))
     _print(comparison_table(found), sentences)
 
