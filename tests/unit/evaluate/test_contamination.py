@@ -51,9 +51,12 @@ def shard_of(prefix: Path, texts: Sequence[str], tokenizer_dir: Path) -> Path:
     return prefix
 
 
-def test_fifty_leaked_items_are_found_and_none_else(tmp_path: Path, problems: list[str], tokenizer_dir: Path) -> None:
+def test_fifty_leaked_items_are_found_and_none_else(
+    tmp_path: Path, problems: list[str], tokenizer_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Leaks stand inside other text, in capitals, with other punctuation; the rest of the shard are 200 problems of the
-    same pattern."""
+    same pattern. The shards are read in many parts."""
+    monkeypatch.setattr("glmforge.evaluate.contamination._BATCH_CHARACTERS", 2000)
     questions, others = problems[:200], problems[200:]
     leaked = set(range(0, 200, 4))
     planted = [f"Forum post.\n\n{questions[n].upper().replace(',', ' -')}\n\nSolved!" for n in sorted(leaked)]
