@@ -34,8 +34,8 @@ KINDS: tuple[Kind, ...] = ("repetition", "cut", "no answer", "mixed", "no format
 
 _REPETITIVE = 0.1
 """A text whose second half compresses to less than this share, given the first, repeats itself."""
-_LONG_ENOUGH = 200
-"""Characters from which on that is judged."""
+_LONG_ENOUGH = 100
+"""Bytes from which on that is judged."""
 _MIXED_SHARE = 0.05
 _NUM_LENGTHS = 4
 _ALWAYS = 0.8

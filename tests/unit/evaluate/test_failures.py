@@ -26,6 +26,7 @@ PROSE = (
         (LOOP, {}, "repetition"),
         (LOOP, {"is_cut": True}, "repetition"),  # a longer answer would not help
         ("答案是五只鸡 because of the hens", {}, "mixed"),
+        ("It is 0" + ".0" * 50, {"is_cut": True}, "repetition"),
         ("5 5 5 5", {}, "wrong"),  # short texts are not judged for repetition
     ],
 )
