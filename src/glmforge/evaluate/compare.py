@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glmforge.errors import DataError
-from glmforge.evaluate.result import Item, read_items, read_result
+from glmforge.evaluate.result import Item, Score, read_items, read_result
 from glmforge.evaluate.statistics import Comparison, compare
 
 
@@ -34,7 +34,7 @@ class Compared:
         comparison: of the items that both have.
         better, worse: the pairs that changed, largest changes first.
         old_score, new_score: over these items.
-        num_old, num_new: items in each result.
+        old, new: the rows of the two results, over all of their items: finished scores and shares of cut replies.
         same_questions: both results have the same prompts and data.
     """
 
@@ -44,8 +44,8 @@ class Compared:
     worse: tuple[Pair, ...]
     old_score: float
     new_score: float
-    num_old: int
-    num_new: int
+    old: Score
+    new: Score
     same_questions: bool
 
     @property
@@ -62,15 +62,14 @@ def compare_results(old: Path, new: Path) -> list[Compared]:
     Raises:
         DataError: a result is missing or damaged, or they have no item in common.
     """
-    fingerprints = {score.benchmark: score.fingerprint for score in read_result(old).scores}
+    scores = {score.benchmark: score for score in read_result(old).scores}
     before, after = _by_benchmark(old), _by_benchmark(new)
     found = []
     for score in read_result(new).scores:
         name = score.benchmark
         pairs = _pairs(before.get(name, []), after.get(name, []))
-        if pairs:
-            same = fingerprints[name] == score.fingerprint
-            found.append(_compared(name, pairs, len(before[name]), len(after[name]), same_questions=same))
+        if pairs and name in scores:
+            found.append(_compared(pairs, scores[name], score))
     if not found:
         raise DataError(
             f"{old} and {new} have no item in common: evaluate both on the same benchmarks in the same form"
@@ -78,19 +77,19 @@ def compare_results(old: Path, new: Path) -> list[Compared]:
     return found
 
 
-def _compared(name: str, pairs: Sequence[Pair], num_old: int, num_new: int, *, same_questions: bool) -> Compared:
+def _compared(pairs: Sequence[Pair], old: Score, new: Score) -> Compared:
     clusters = [pair.new.cluster or f"item {place}" for place, pair in enumerate(pairs)]
     changed = sorted((pair for pair in pairs if pair.change), key=lambda pair: -abs(pair.change))
     return Compared(
-        name,
+        new.benchmark,
         compare([pair.old.score for pair in pairs], [pair.new.score for pair in pairs], clusters),
         tuple(pair for pair in changed if pair.change > 0),
         tuple(pair for pair in changed if pair.change < 0),
         sum(pair.old.score for pair in pairs) / len(pairs),
         sum(pair.new.score for pair in pairs) / len(pairs),
-        num_old,
-        num_new,
-        same_questions,
+        old,
+        new,
+        old.fingerprint == new.fingerprint,
     )
 
 

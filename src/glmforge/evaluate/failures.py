@@ -2,15 +2,17 @@
 
 Each failed reply has one kind, the first that applies:
 
+    repetition  its second half says little that is new, so a longer answer would not help
     cut         it reached the longest answer
-    no answer   nothing follows the reasoning
-    repetition  its second half says little that is new
+    no answer   nothing follows the reasoning, or nothing comes before the task's stop string
     mixed       it changes into a writing system that neither the prompt nor the target uses
     no format   the task's filter found no answer in it
     wrong       an answer of the right form, and not the right one
 
 What to change first is the kind with the largest gain that its evidence supports: longer answers would let cut replies
-score as finished ones do; replies without an extractable answer would score as those with one.
+score as finished ones do; replies without an extractable answer would score as those with one. These gains are upper
+bounds: cut and unread items may be the harder ones. A choice fails by being wrong; a text of which only the likelihood
+is measured cannot fail.
 """
 
 import unicodedata
@@ -18,21 +20,26 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
-from glmforge.evaluate.result import Item, Written
+from glmforge.errors import DataError
+from glmforge.evaluate.result import Item, Written, read_items, read_result
+from glmforge.files import shown
 
-Kind = Literal["cut", "no answer", "repetition", "mixed", "no format", "wrong"]
-KINDS: tuple[Kind, ...] = ("cut", "no answer", "repetition", "mixed", "no format", "wrong")
+Kind = Literal["repetition", "cut", "no answer", "mixed", "no format", "wrong"]
+KINDS: tuple[Kind, ...] = ("repetition", "cut", "no answer", "mixed", "no format", "wrong")
 
 _REPETITIVE = 0.1
 """A text whose second half compresses to less than this share, given the first, repeats itself."""
-_LONG_ENOUGH = 200
-"""Characters from which on that is judged."""
+_LONG_ENOUGH = 100
+"""Bytes from which on that is judged."""
 _MIXED_SHARE = 0.05
 _NUM_LENGTHS = 4
+_ALWAYS = 0.8
+"""Of the items: a model that chooses one place more often, and more than twice as often as rightly, prefers a place."""
 _SCRIPTS = (
     "LATIN",
     "CJK",
@@ -69,20 +76,28 @@ class Group:
 
 @dataclass(frozen=True)
 class Advice:
-    """What to change, the gain in points that the evidence supports, and the evidence."""
+    """What to change, the gain that the evidence supports (a share; None where it tells nothing), and the evidence."""
 
     change: str
-    gain: float
+    gain: float | None
     evidence: str
+
+    @property
+    def gains(self) -> str:
+        """The gain in words, behind the change."""
+        if self.gain is None:
+            return ""
+        return f" (up to {100 * self.gain:.1f} points)" if self.gain else " (this result shows no gain)"
 
 
 @dataclass(frozen=True)
 class Failures:
-    """The failures of one benchmark."""
+    """The failures of one benchmark; `unit` names what there are `num_replies` of."""
 
     benchmark: str
     num_items: int
     num_replies: int
+    unit: str
     score: float
     failures: tuple[Failure, ...]
     kinds: Counter[Kind]
@@ -90,6 +105,22 @@ class Failures:
     by_level: tuple[Group, ...]
     by_length: tuple[Group, ...]
     advice: tuple[Advice, ...]
+
+
+def failures_of(directory: Path, benchmark: str | None = None) -> list[Failures]:
+    """Of each benchmark of a result, or of one. Raises `DataError`: no result, or it does not have the benchmark."""
+    names = [score.benchmark for score in read_result(directory).scores]
+    if benchmark is not None and benchmark not in names:
+        raise DataError(f"{shown(directory)}: has no benchmark {shown(benchmark)}; it has {', '.join(names)}")
+    items: dict[str, list[Item]] = {}
+    for item in read_items(directory, benchmark):
+        items.setdefault(item.benchmark, []).append(item)
+    return [find_failures(name, items[name]) for name in names if name in items]
+
+
+def reasons(items: Iterable[Item]) -> Counter[Kind]:
+    """The kinds of the failed replies of some items."""
+    return Counter(failure.kind for item in items for failure in _of_item(item))
 
 
 def find_failures(benchmark: str, items: Sequence[Item]) -> Failures:
@@ -101,7 +132,7 @@ def find_failures(benchmark: str, items: Sequence[Item]) -> Failures:
         by_item[places[id(failure.item)]][failure.kind] += 1
     kinds = Counter(failure.kind for failure in failures)
 
-    def grouped(name_of: Callable[[Item], str]) -> tuple[Group, ...]:
+    def grouped(name_of: Callable[[Item], str], order: Callable[[Group], Any]) -> tuple[Group, ...]:
         groups: dict[str, list[int]] = defaultdict(list)
         for place, item in enumerate(items):
             groups[name_of(item)].append(place)
@@ -114,30 +145,31 @@ def find_failures(benchmark: str, items: Sequence[Item]) -> Failures:
             )
             for name, some in groups.items()
         )
-        return tuple(sorted(made, key=lambda group: group.score)) if len(groups) > 1 else ()
+        return tuple(sorted(made, key=order)) if len(groups) > 1 else ()
 
     return Failures(
         benchmark,
         len(items),
         sum(max(1, len(item.written)) for item in items),
+        "replies" if any(item.written for item in items) else "items",
         float(np.mean([item.score for item in items])),
         tuple(failures),
         kinds,
-        grouped(lambda item: item.subject),
-        grouped(lambda item: item.level),
-        grouped(_length_name(items)),
+        grouped(lambda item: item.subject, lambda group: group.score),
+        grouped(lambda item: item.level, lambda group: group.name),
+        grouped(_length_name(items), lambda group: int(group.name.split()[0].replace(",", ""))),
         tuple(_advice(items, kinds)),
     )
 
 
 def kind_of_failure(item: Item, reply: Written) -> Kind:
     """Why a reply failed."""
-    if reply.is_cut:
-        return "repetition" if _repeats(reply.text) else "cut"
-    if not reply.answer.strip():
-        return "no answer"
     if _repeats(reply.text):
         return "repetition"
+    if reply.is_cut:
+        return "cut"
+    if not reply.answer.strip():
+        return "no answer"
     if _is_mixed(reply.text, item.prompt + item.target):
         return "mixed"
     return "no format" if reply.extracted is None else "wrong"
@@ -145,7 +177,7 @@ def kind_of_failure(item: Item, reply: Written) -> Kind:
 
 def _of_item(item: Item) -> Iterable[Failure]:
     if not item.written:
-        return [Failure(item, None, "wrong")] if item.score <= 0 else []
+        return [Failure(item, None, "wrong")] if item.choices and item.score <= 0 else []
     return [Failure(item, reply, kind_of_failure(item, reply)) for reply in item.written if reply.score <= 0]
 
 
@@ -160,8 +192,8 @@ def _repeats(text: str) -> bool:
 
 
 def _is_mixed(text: str, given: str) -> bool:
-    scripts = _scripts(text)
-    foreign = sum(number for script, number in scripts.items() if script not in _scripts(given))
+    scripts, known = _scripts(text), _scripts(given)
+    foreign = sum(number for script, number in scripts.items() if script not in known)
     return foreign > _MIXED_SHARE * max(1, sum(scripts.values()))
 
 
@@ -192,43 +224,50 @@ def _length_name(items: Sequence[Item]) -> Callable[[Item], str]:
 
 def _advice(items: Sequence[Item], kinds: Counter[Kind]) -> list[Advice]:
     """Changes by their gain, the largest first; none where the failures are wrong answers alone."""
-    replies = [reply for item in items for reply in item.written]
-    if not replies:
-        return []
-    found = []
+    found = [*_of_replies([reply for item in items for reply in item.written], kinds), *_of_prompts(items)]
+    return sorted((one for one in found if (one.gain or 0) >= 0), key=lambda one: -(one.gain or 0))
+
+
+def _of_replies(replies: Sequence[Written], kinds: Counter[Kind]) -> Iterable[Advice]:
+    total = len(replies)
     whole = [reply.score for reply in replies if not reply.is_cut]
-    cut = [reply for reply in replies if reply.is_cut]
+    cut = [reply.score for reply in replies if reply.is_cut and not _repeats(reply.text)]
     if cut and whole:
-        gain = (float(np.mean(whole)) - float(np.mean([reply.score for reply in cut]))) * len(cut) / len(replies)
-        found.append(
-            Advice(
-                "raise --max-new-tokens",
-                gain,
-                f"{len(cut):,} of {len(replies):,} replies were cut; those that finished score {np.mean(whole):.1%}",
-            )
-        )
+        evidence = f"{len(cut):,} of {total:,} replies were cut; those that finished score {np.mean(whole):.1%}"
+        gain = float(np.mean(whole) - np.mean(cut)) * len(cut) / total
+        yield Advice("raise --max-new-tokens", gain, evidence)
     elif cut:
-        found.append(
-            Advice("raise --max-new-tokens", 0.0, f"all {len(cut):,} replies were cut: no score says anything")
-        )
+        yield Advice("raise --max-new-tokens", None, f"none of {total:,} replies finished: the score says nothing yet")
     read = [reply.score for reply in replies if reply.extracted is not None and not reply.is_cut]
     unread = kinds["no format"] + kinds["no answer"]
-    if unread and read:
-        gain = float(np.mean(read)) * unread / len(replies)
-        found.append(
-            Advice(
-                "teach or ask for the answer's form: few-shot examples, --chat, the system message",
-                gain,
-                f"{unread:,} of {len(replies):,} replies have no answer that can be read; those that have one score "
-                f"{np.mean(read):.1%}",
-            )
+    if unread:
+        scored = f"; those that have one score {np.mean(read):.1%}" if read else ""
+        yield Advice(
+            "teach or ask for the answer's form: few-shot examples, --chat, the system message",
+            float(np.mean(read)) * unread / total if read else None,
+            f"{unread:,} of {total:,} replies have no answer that can be read{scored}",
         )
     if kinds["repetition"]:
-        found.append(
-            Advice(
-                "sample (--temperature 0.6 to 1), or train longer: the model repeats itself",
-                float(np.mean(whole or [0.0])) * kinds["repetition"] / len(replies),
-                f"{kinds['repetition']:,} of {len(replies):,} replies repeat themselves",
-            )
+        yield Advice(
+            "sample (--temperature 0.6 to 1), or train longer: the model repeats itself",
+            float(np.mean(whole)) * kinds["repetition"] / total if whole else None,
+            f"{kinds['repetition']:,} of {total:,} replies repeat themselves",
         )
-    return sorted((one for one in found if one.gain >= 0), key=lambda one: -one.gain)
+
+
+def _of_prompts(items: Sequence[Item]) -> Iterable[Advice]:
+    """Prompts that did not fit, and a model that always chooses the same place."""
+    short = [item.score for item in items if item.is_truncated]
+    whole = [item.score for item in items if not item.is_truncated]
+    if short:
+        gain = float(np.mean(whole) - np.mean(short)) * len(short) / len(items) if whole else None
+        evidence = f"{len(short):,} of {len(items):,} prompts were too long and lost their beginning"
+        yield Advice("ask with fewer examples (--num-fewshot), or a model with more positions", gain, evidence)
+    chosen = Counter(item.predicted for item in items if len(item.choices) > 1)
+    place, number = chosen.most_common(1)[0] if chosen else (None, 0)
+    right = sum(item.score > 0 for item in items if item.predicted == place)
+    if place is not None and len(items) > 1 and number > _ALWAYS * len(items) and number > 2 * right:
+        evidence = f"it chose place {place + 1} in {number:,} of {len(items):,} items, {right:,} times rightly"
+        yield Advice(
+            "train on questions of this form: the model prefers a place, whatever the question", None, evidence
+        )

@@ -7,6 +7,7 @@
 The first two are written when the evaluation is whole. They are checked on reading: a result may come from elsewhere.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -158,10 +159,12 @@ class Result(_Stored):
 
 
 def write_result(directory: Path, result: Result, items: Sequence[Item]) -> None:
-    """Write both files, the result last: a directory with one is whole."""
-    lines = "".join(item.model_dump_json(exclude_defaults=True) + "\n" for item in items)
-    write_whole(directory / ITEMS, lines.encode(errors="backslashreplace"))
-    write_whole(directory / RESULT, (result.model_dump_json(indent=2) + "\n").encode(errors="backslashreplace"))
+    """Write both files, the result last: a directory with one is whole. What is not Unicode (half a surrogate pair in
+    a benchmark's data) becomes "?"."""
+    lines = [json.dumps(item.model_dump(exclude_defaults=True), ensure_ascii=False) for item in items]
+    write_whole(directory / ITEMS, "".join(f"{line}\n" for line in lines).encode(errors="replace"))
+    whole = json.dumps(result.model_dump(mode="json"), ensure_ascii=False, indent=2)
+    write_whole(directory / RESULT, f"{whole}\n".encode(errors="replace"))
 
 
 def read_result(directory: Path) -> Result:

@@ -99,6 +99,9 @@ def compare(
 ) -> Comparison:
     """Compare scores [N] of the same items, old and new.
 
+    Where all items change alike (above all: none does) the spread says nothing; the interval then holds what a share of
+    items may do that is so rare that with probability `level` one would have been met.
+
     Raises:
         DataError: the numbers of items differ, there are none, or a score is not finite.
     """
@@ -112,7 +115,14 @@ def compare(
     mean, stderr = float(difference_N.mean()), _clustered_stderr(difference_N, groups_N)
     freedom = max(num_clusters - 1, 1)
     half = float(stats.t.ppf(0.5 + level / 2, freedom)) * stderr
-    found = Estimate(mean, mean - half, mean + half, stderr, len(old_N), num_clusters, level)
+    low, high = mean - half, mean + half
+    detectable = float(stats.norm.ppf(0.5 + level / 2) + stats.norm.ppf(POWER)) * stderr
+    if stderr == 0 and max(old_N.max(), new_N.max()) <= 1 and min(old_N.min(), new_N.min()) >= 0:
+        unseen = 1 - (1 - level) ** (1 / num_clusters)  # a share of items that may do otherwise, of which none was met
+        reach = unseen * (1 + abs(mean))
+        low, high = max(mean - reach, -1.0), min(mean + reach, 1.0)
+        detectable = detectable_difference(num_clusters, unseen, level)
+    found = Estimate(mean, low, high, stderr, len(old_N), num_clusters, level)
     if _is_binary(old_N) and _is_binary(new_N) and num_clusters == len(old_N):
         num_flips = num_better + num_worse
         p_value, test = (float(stats.binomtest(num_better, num_flips).pvalue) if num_flips else 1.0), "McNemar, exact"
@@ -120,7 +130,6 @@ def compare(
         p_value, test = float(2 * stats.t.sf(abs(mean) / stderr, freedom)), "Student, paired"
     else:
         p_value, test = (1.0 if mean == 0 or math.isnan(stderr) else 0.0), "Student, paired"
-    detectable = float(stats.norm.ppf(0.5 + level / 2) + stats.norm.ppf(POWER)) * stderr
     return Comparison(found, p_value, test, num_better, num_worse, detectable)
 
 

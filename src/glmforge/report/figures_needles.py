@@ -8,10 +8,11 @@ from itertools import groupby
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
 
 from glmforge.observe.metrics import Record
 from glmforge.observe.run import RunLog
-from glmforge.report.canvas import SERIES, Figure, draw_legend, drawing, plot_over_tokens
+from glmforge.report.canvas import SERIES, Figure, draw_legend, drawing, plot_over_tokens, tick
 
 _MISSED = (0.90, 0.47, 0.13)
 _MAX_OPACITY = 0.85  # a cell's number stays legible
@@ -35,22 +36,42 @@ def needles_by_length(run: RunLog) -> Figure | None:
 
 
 def needles_by_depth(run: RunLog) -> Figure | None:
-    """A map of lengths over depths for each task, of the last evaluation that tested."""
+    """The map of the last evaluation that tested."""
     if not run.needles:
         return None
     step = run.needles[-1]["step"]
-    last = [record for record in run.needles if record["step"] == step]
-    tasks = list(dict.fromkeys(record["needle_task"] for record in last))
-    num_lengths = len({record["needle_length"] for record in last})
+    return needle_map([record for record in run.needles if record["step"] == step], f" at step {step:,}")
+
+
+def needle_map(records: list[Record], when: str = "") -> Figure | None:
+    """A map of lengths over depths for each task; `when` is part of the caption."""
+    if not records:
+        return None
+    tasks = list(dict.fromkeys(record["needle_task"] for record in records))
+    num_lengths = len({record["needle_length"] for record in records})
     with drawing("needles-by-depth", float(np.clip(1.1 + 0.27 * num_lengths, 1.5, 5.0))) as plot:
         for number, task in enumerate(tasks, start=1):
             axes = plot.canvas.add_subplot(1, len(tasks), number)
-            _draw_map(axes, task, [record for record in last if record["needle_task"] == task])
+            _draw_map(axes, task, [record for record in records if record["needle_task"] == task])
             if number == 1:
                 axes.set_ylabel("tokens")
-    method = {"scored": "scored by one forward pass", "generated": "generated"}[last[0]["needle_method"]]
-    caption = f"Percentage of correct answers at step {step:,}, {method}, by the needle's depth in the text."
+    method = {"scored": "scored by one forward pass", "generated": "generated"}[records[0]["needle_method"]]
+    caption = f"Percentage of correct answers{when}, {method}, by the needle's depth in the text."
     return Figure("Needles by length and depth", caption, plot.svg, wide=True)
+
+
+def perplexity_by_position(records: list[Record]) -> Figure | None:
+    """Perplexity over the position in the text, of records with `position` (tokens) and `nll` (nats per token)."""
+    points = sorted((one["position"], one["nll"]) for one in records if "position" in one)
+    if not points:
+        return None
+    positions, nlls = np.array(points, dtype=float).T
+    with drawing("perplexity-by-position", 2.55) as plot:
+        plot.axes.plot(positions, np.exp(nlls), color=SERIES[0], marker="o", markersize=3.5)
+        plot.axes.set(xlabel="position in the text, tokens", ylabel="perplexity")
+        plot.axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
+    caption = "Of the tokens from there on: where it rises, the model no longer uses what came before."
+    return Figure("Perplexity by position", caption, plot.svg, wide=True)
 
 
 def _draw_map(axes: Axes, task: str, records: list[Record]) -> None:

@@ -11,8 +11,8 @@ least half of its words, and no fewer than 13, as in PaLM (arXiv:2204.02311: 70 
 holds when words were changed here and there so that no 13 are left in a row. N-grams have 6 words here: measured,
 they find nine in ten copies with a tenth of their words edited where those of 8 find 84 %, and no more in clean text;
 with 5, solutions of one pattern are taken for each other. *Edited*: a short item stands there with at most a fifth of
-its words replaced, omitted or added (`edited_passages.py`). Words are compared without case, punctuation and accents
-(`normalised_words.py`); n-grams that prove nothing are omitted (`passage_index.py`).
+its words replaced, omitted or added (`edited_passages.py`). Words are compared without case, punctuation and accents;
+n-grams that prove nothing are omitted (`glmforge.data.passages`).
 """
 
 import functools
@@ -29,6 +29,16 @@ from pydantic import Field
 from glmforge.config.fields import YamlPath
 from glmforge.config.model import Strict
 from glmforge.data.documents.batch import DocumentBatch
+from glmforge.data.passages.normalised_words import fold_table
+from glmforge.data.passages.passage_index import (
+    COMMON_ITEMS,
+    MIN_WORDS,
+    RUN_WORDS,
+    SEED_WORDS,
+    PassageIndex,
+    build_index,
+)
+from glmforge.data.passages.passage_search import scan
 from glmforge.errors import DataError
 from glmforge_corpus.decontaminate.edited_passages import EditedPassages, build_edited
 from glmforge_corpus.decontaminate.evaluation_sets import (
@@ -37,9 +47,6 @@ from glmforge_corpus.decontaminate.evaluation_sets import (
     Item,
     read_items,
 )
-from glmforge_corpus.decontaminate.normalised_words import fold_table
-from glmforge_corpus.decontaminate.passage_index import PassageIndex, build_index
-from glmforge_corpus.decontaminate.passage_search import scan
 
 EXCERPT_CHARACTERS = 300
 
@@ -48,13 +55,17 @@ class Matching(Strict):
     """When a text is said to hold an item."""
 
     run_words: int = Field(
-        default=13,
+        default=RUN_WORDS,
         ge=2,
         description="consecutive words that count as contamination; shorter items must occur completely",
     )
-    seed_words: int = Field(default=6, ge=2, le=32, description="words per n-gram in the search for runs and shares")
+    seed_words: int = Field(
+        default=SEED_WORDS, ge=2, le=32, description="words per n-gram in the search for runs and shares"
+    )
     min_words: int = Field(
-        default=8, ge=1, description="shorter items are not searched for, since many texts contain them by chance"
+        default=MIN_WORDS,
+        ge=1,
+        description="shorter items are not searched for, since many texts contain them by chance",
     )
     share: float = Field(
         default=0.5,
@@ -69,7 +80,7 @@ class Matching(Strict):
         description="share of an item's words that may be edited, for items of up to 40 words",
     )
     common_items: int = Field(
-        default=10,
+        default=COMMON_ITEMS,
         ge=1,
         description="n-grams in more items than this count as boilerplate and are ignored",
     )

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glmforge.data.compiled import compiled
-from glmforge_corpus.decontaminate.normalised_words import fold_table, split_words
-from glmforge_corpus.decontaminate.passage_index import PassageIndex, build_index
-from glmforge_corpus.decontaminate.passage_search import FOUND_COLUMNS
+from glmforge.data.passages.normalised_words import fold_table, split_words
+from glmforge.data.passages.passage_index import PassageIndex, build_index
+from glmforge.data.passages.passage_search import FOUND_COLUMNS
 
 SEED_WORDS = 4
 MAX_WORDS = 40

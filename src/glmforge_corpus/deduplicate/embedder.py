@@ -2,7 +2,7 @@
 
 `LexicalEmbedder` sees words, not meaning: two texts are near where they use the same words in the same pairs, so it
 finds reordered, shortened and edited copies, and no paraphrase. A text's features are its words and neighbouring word
-pairs (`decontaminate/normalised_words.py`: characters, in scripts without spaces), weighted by 1 + ln(count). Each is
+pairs (`data/passages/normalised_words.py`: characters, in scripts without spaces), weighted by 1 + ln(count). Each is
 projected to `PROJECTIONS` of `DIM` numbers with random signs taken from its hash: a sparse random projection
 (Achlioptas 2003; feature hashing, Weinberger et al. 2009), which keeps cosines within about 1 / sqrt(DIM) = 0.05. There
 is no inverse document frequency: that would need a pass over the corpus and make a document's vector depend on others.
@@ -18,8 +18,8 @@ from pydantic import Field
 from glmforge.config.model import Strict
 from glmforge.data.compiled import compiled
 from glmforge.data.documents.batch import DocumentBatch
+from glmforge.data.passages.normalised_words import fold_table, next_word, ngram_key, roll
 from glmforge.errors import DataError
-from glmforge_corpus.decontaminate.normalised_words import fold_table, next_word, ngram_key, roll
 
 LEXICAL = "lexical"
 

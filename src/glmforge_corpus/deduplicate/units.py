@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from glmforge.data.bytes_kernels import TOP_BITS, character_at, load64, trailing_zeros
 from glmforge.data.compiled import non_allocating
-from glmforge_corpus.words.characters import TSHEG, UNSPACED
+from glmforge.data.passages.normalised_words import UNSPACED
+from glmforge_corpus.words.characters import TSHEG
 
 Unit = Literal["word", "mixed", "character"]
 

@@ -6,10 +6,6 @@ words (`split.py` has the rule) and carries three marks that the published filte
 Two sets are not in `unicodedata` and stand here as code points: the characters that end a sentence (Unicode's property
 Sentence_Terminal, to which the full-width full stop is added), and the punctuation that the filters of CCNet and
 datatrove do not count as part of a word, a set chosen manually there.
-
-`UNSPACED` lists scripts that are written without spaces between words. Between two spaces stands a clause or a whole
-page there, so anything that compares "by word" takes every letter of them for a word. Tibetan has a mark after every
-syllable (`TSHEG`) instead. Korean and the scripts of India, Ethiopia and the Middle East are written with spaces.
 """
 
 import sys
@@ -19,32 +15,6 @@ from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-
-UNSPACED = (
-    (0x0E00, 0x0EFF),  # Thai, Lao
-    (0x1000, 0x109F),  # Burmese
-    (0x1780, 0x17FF),  # Khmer
-    (0x1950, 0x19FF),  # Tai Le, New Tai Lue, Khmer symbols
-    (0x1A20, 0x1AAF),  # Tai Tham
-    (0x1B00, 0x1B7F),  # Balinese
-    (0x2E80, 0x2FDF),  # radicals
-    (0x3005, 0x3007),  # ideographic iteration mark, closing mark, zero
-    (0x3040, 0x312F),  # kana, Bopomofo
-    (0x31A0, 0x31FF),  # Bopomofo, kana
-    (0x3400, 0x4DBF),  # ideographs
-    (0x4E00, 0x9FFF),
-    (0xA000, 0xA4CF),  # Yi
-    (0xA500, 0xA63F),  # Vai
-    (0xA980, 0xA9FF),  # Javanese, Burmese
-    (0xAA60, 0xAADF),  # Burmese, Tai Viet
-    (0xF900, 0xFAFF),  # ideographs
-    (0xFF66, 0xFF9F),  # kana of half width
-    (0x12000, 0x1254F),  # cuneiform
-    (0x13000, 0x1345F),  # hieroglyphs
-    (0x17000, 0x18DFF),  # Tangut, Khitan
-    (0x1AFF0, 0x1B2FF),  # kana, Nushu
-)
-"""First and last code points, ascending. All ideographs beyond U+1FFFF belong here, too."""
 
 TSHEG = (0x0F0B, 0x0F0C)
 """Tibetan's marks between syllables."""

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 
 from glmforge.cli.evaluate.benchmarks import benchmarks
 from glmforge.cli.evaluate.needles import needles
+from glmforge.cli.evaluate.results import card, compare, contamination, failures, table
 from glmforge.cli.evaluate.safety import safety
 
 _DEFAULT = "benchmarks"
@@ -30,4 +31,5 @@ app = typer.Typer(
 )
 app.command(_DEFAULT)(benchmarks)
 app.command("needles")(needles)
-app.command("safety")(safety)
+for command in (safety, compare, failures, table, card, contamination):
+    app.command()(command)

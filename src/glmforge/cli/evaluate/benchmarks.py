@@ -10,6 +10,7 @@ from rich.console import Console
 
 from glmforge.cli.data.options import ForceOption
 from glmforge.cli.evaluate.model import ModelOptions, answering, identity_of, opened, server_of
+from glmforge.cli.evaluate.results import compare
 from glmforge.cli.signature import takes
 from glmforge.cli.tables import print_table, table
 from glmforge.errors import GlmforgeError
@@ -54,6 +55,9 @@ class Options(ModelOptions):
         typer.Option("--watch", help="Evaluate each checkpoint of the run MODEL when it appears, into OUT/step-N."),
     ] = False
     once: Annotated[bool, typer.Option("--once", help="With --watch: only the checkpoints that are there now.")] = False
+    compare_baseline: Annotated[
+        Path | None, typer.Option(help="An earlier result to compare with, item by item.", metavar="RESULT")
+    ] = None
     force: ForceOption = False
 
 
@@ -81,6 +85,7 @@ def benchmarks(options: Options) -> None:
     with needed_for("evaluate"):
         import lm_eval  # noqa: F401
     from glmforge.evaluate.benchmarks.catalog import open_benchmark
+    from glmforge.evaluate.result import read_result
 
     names = [name for text in options.benchmark for name in text.split(",") if name]
     if not names:
@@ -90,6 +95,8 @@ def benchmarks(options: Options) -> None:
     server = server_of(options)
     if server is not None and options.watch:
         raise GlmforgeError("--watch: needs the directory of a run as the model, not a URL")
+    if options.compare_baseline is not None:
+        read_result(options.compare_baseline)
     scorers.unsafe_code = options.unsafe_code
     chosen = [open_benchmark(name, options.data) for name in dict.fromkeys(names)]
     if options.watch:
@@ -144,6 +151,7 @@ def _evaluate(options: Options, chosen: "Sequence[Benchmark]", server: "Server |
     from glmforge.evaluate.run import ask, finish, prepare, score_all, settings_of
     from glmforge.observe.units import counted
     from glmforge.observe.work_progress import work_progress
+    from glmforge.report.evaluation_page import write_result_page
     from glmforge.runtime.launch import LaunchEnvironment
 
     asking, generation = _asked(options)
@@ -181,6 +189,9 @@ def _evaluate(options: Options, chosen: "Sequence[Benchmark]", server: "Server |
     source = options.model if server is None else f"{server.model} at {server.url}"
     result = finish(options.out, source, identity, settings, *score_all(answered))
     print_table("", score_table(result.scores), Console())
+    typer.echo(f"{write_result_page(options.out, baseline=options.compare_baseline)}")
+    if options.compare_baseline is not None:
+        compare(options.compare_baseline, options.out)
     for score in result.scores:
         if score.refused:
             raise GlmforgeError(f"{score.benchmark}: no score: {score.refused}")

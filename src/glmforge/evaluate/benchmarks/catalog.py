@@ -97,6 +97,16 @@ def is_proven(name: str) -> bool:
     return _KNOWN[name].is_proven
 
 
+def questions_of(benchmark: Benchmark) -> list[str]:
+    """The questions of all items without instructions and examples, in the order of the items' numbers."""
+    found = []
+    for task in benchmark.tasks:
+        for doc in task.eval_docs:
+            own = (doc[name] for name in ("question", "problem", "prompt") if isinstance(doc.get(name), str))
+            found.append(str(next(own, None) or task.doc_to_text(doc)))
+    return found
+
+
 def _task(
     config: dict[str, Any],
     splits: Mapping[str, list[Row]],

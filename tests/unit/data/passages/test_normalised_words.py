@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from glmforge_corpus.decontaminate.normalised_words import (
+from glmforge.data.passages.normalised_words import (
     IGNORED,
     SEPARATOR,
     SINGLE,

@@ -3,7 +3,7 @@
 import numpy as np
 
 from glmforge.data.compiled import compiled, non_allocating
-from glmforge_corpus.decontaminate.normalised_words import next_word, ngram_key, oldest_power, roll
+from glmforge.data.passages.normalised_words import next_word, ngram_key, oldest_power, roll
 
 MAX_GAP_WORDS = 32
 """Between two places of one copy lie at most this many words, or half the passage if that is more: of text with a

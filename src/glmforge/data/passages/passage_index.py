@@ -21,14 +21,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glmforge.data.compiled import compiled
-from glmforge_corpus.decontaminate.normalised_words import (
+from glmforge.data.passages.normalised_words import (
     fold_table,
     ngram_key,
     oldest_power,
     roll,
     split_words,
 )
-from glmforge_corpus.decontaminate.passage_search import FOUND_COLUMNS, NEVER, judge
+from glmforge.data.passages.passage_search import FOUND_COLUMNS, NEVER, judge
+
+RUN_WORDS = 13
+"""Consecutive words in common that prove contamination; a shorter passage must be there whole."""
+
+MIN_WORDS = 8
+"""Passages with fewer are not searched for: many texts contain them by chance."""
+
+SEED_WORDS, COMMON_ITEMS = 6, 10
+"""Words of an n-gram of the index; n-grams of more items than that prove nothing."""
 
 MIN_LETTERS_PER_WORD = 1
 """On average over an n-gram. English has 4.5, formulas a little over 1; what has fewer is a row of numbers."""

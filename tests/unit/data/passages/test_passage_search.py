@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from glmforge_corpus.decontaminate.normalised_words import fold_table
-from glmforge_corpus.decontaminate.passage_index import PassageIndex, build_index
-from glmforge_corpus.decontaminate.passage_search import MAX_GAP_WORDS, scan
+from glmforge.data.passages.normalised_words import fold_table
+from glmforge.data.passages.passage_index import PassageIndex, build_index
+from glmforge.data.passages.passage_search import MAX_GAP_WORDS, scan
 
 Words = list[str]
 WORDS = st.lists(st.sampled_from([f"word{letter}" for letter in "abcdefghij"]), max_size=60)

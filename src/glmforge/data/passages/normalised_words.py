@@ -3,11 +3,11 @@
 A word is a run of letters and digits. Punctuation, symbols, spaces and line ends separate words, however many there
 are of them; apostrophes and invisible characters are omitted ("don't" and "dont" are one word). Letters are folded
 by a table made of Unicode's own data: case, accents (NFKD), full-width and mathematical forms. In scripts that put no
-spaces between words (`words/characters.py`), every character is a word.
+spaces between words (`UNSPACED`), every character is a word.
 
 Punctuation separates here where GPT-3's decontamination (arXiv:2005.14165, appendix C) deletes it: "x^2+1" is then
 the same three words however a formula is spaced, at the price of words that carry less, for which
-`contamination.py` has a rule.
+`passage_index.py` has a rule.
 
 Compiled loops take `next_word` and the table of `fold_table`; they make no string.
 """
@@ -20,7 +20,34 @@ from numpy.typing import NDArray
 
 from glmforge.data.bytes_kernels import character_at
 from glmforge.data.compiled import compiled, non_allocating
-from glmforge_corpus.words.characters import UNSPACED
+
+UNSPACED = (
+    (0x0E00, 0x0EFF),  # Thai, Lao
+    (0x1000, 0x109F),  # Burmese
+    (0x1780, 0x17FF),  # Khmer
+    (0x1950, 0x19FF),  # Tai Le, New Tai Lue, Khmer symbols
+    (0x1A20, 0x1AAF),  # Tai Tham
+    (0x1B00, 0x1B7F),  # Balinese
+    (0x2E80, 0x2FDF),  # radicals
+    (0x3005, 0x3007),  # ideographic iteration mark, closing mark, zero
+    (0x3040, 0x312F),  # kana, Bopomofo
+    (0x31A0, 0x31FF),  # Bopomofo, kana
+    (0x3400, 0x4DBF),  # ideographs
+    (0x4E00, 0x9FFF),
+    (0xA000, 0xA4CF),  # Yi
+    (0xA500, 0xA63F),  # Vai
+    (0xA980, 0xA9FF),  # Javanese, Burmese
+    (0xAA60, 0xAADF),  # Burmese, Tai Viet
+    (0xF900, 0xFAFF),  # ideographs
+    (0xFF66, 0xFF9F),  # kana of half width
+    (0x12000, 0x1254F),  # cuneiform
+    (0x13000, 0x1345F),  # hieroglyphs
+    (0x17000, 0x18DFF),  # Tangut, Khitan
+    (0x1AFF0, 0x1B2FF),  # kana, Nushu
+)
+"""First and last code points, ascending, of scripts that are written without spaces between words: between two spaces
+stands a clause or a whole page there. Tibetan has a mark after every syllable instead; Korean and the scripts of India,
+Ethiopia and the Middle East are written with spaces. All ideographs beyond U+1FFFF belong here, too."""
 
 SEPARATOR = 0
 IGNORED = 1
