@@ -10,7 +10,7 @@ import logging
 import math
 import os
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -145,9 +145,11 @@ class Answered:
     logprobs: list[float]
 
 
-def run_benchmark(benchmark: Benchmark, asking: Asking, model: Model) -> tuple[Score, list[Item]]:
+def run_benchmark(
+    benchmark: Benchmark, asking: Asking, model: Model, on_scored: Callable[[int], None] | None = None
+) -> tuple[Score, list[Item]]:
     """Ask and score a benchmark, as `answer` and `score` do."""
-    return score(answer(benchmark, requests_of(benchmark, asking, model), model))
+    return score(answer(benchmark, requests_of(benchmark, asking, model), model), on_scored)
 
 
 def answer(benchmark: Benchmark, asked: list[Asked], model: Model) -> Answered:
@@ -162,13 +164,24 @@ def answer(benchmark: Benchmark, asked: list[Asked], model: Model) -> Answered:
     return Answered(benchmark, asked, [], model.loglikelihood_rolling([one.requests[0] for one in asked]))
 
 
-def score(answered: Answered) -> tuple[Score, list[Item]]:
-    """Score every item. Raises `GlmforgeError` if the task cannot."""
+def score(answered: Answered, on_scored: Callable[[int], None] | None = None) -> tuple[Score, list[Item]]:
+    """Score every item.
+
+    Args:
+        on_scored: called with the number of items scored so far.
+
+    Raises:
+        GlmforgeError: the task cannot.
+    """
     if answered.logprobs:
         return _rolling(answered)
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # judges wait for processes of their own
         pairs = zip(answered.asked, answered.replies, strict=True)
-        scored = list(pool.map(lambda pair: _item(answered.benchmark, *pair), pairs))
+        scored: list[Item] = []
+        for item in pool.map(lambda pair: _item(answered.benchmark, *pair), pairs):
+            scored.append(item)
+            if on_scored is not None:
+                on_scored(len(scored))
     return score_of(answered.benchmark, scored), scored
 
 

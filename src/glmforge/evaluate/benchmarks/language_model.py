@@ -332,7 +332,7 @@ class EngineLM(TemplateLM):
     def _answer(self, asked: Sequence[EngineRequest]) -> dict[str, Reply]:
         """Answer what is not known yet, and keep it. Collective."""
         known, missing = self.replies.known, self._missing(asked)
-        share, num_shares, speaks = share_of(self.engine)
+        share, num_shares, is_first = share_of(self.engine)
         mine = sorted(list(missing.values())[share::num_shares], key=lambda one: one.ids)
         cache_tokens = self.engine.memory.num_tokens
         num_done, num_tokens = 0, 0
@@ -352,7 +352,7 @@ class EngineLM(TemplateLM):
                 one = chunk[index]
                 replies = dict(zip(one.digests, one.read(samples, time.perf_counter() - started), strict=True))
                 new.update(replies)
-                if speaks:
+                if is_first:
                     self.replies.add_all(replies)
                 num_done, num_tokens = num_done + 1, num_tokens + sum(len(sample.tokens) for sample in samples)
                 if self._on_progress is not None:
@@ -361,7 +361,7 @@ class EngineLM(TemplateLM):
             self.engine.generate(
                 [one.ids for one in chunk], [one.params for one in chunk], on_answer=keep, alive=self._alive
             )
-        known.update(_gathered(new if speaks else {}))
+        known.update(_gathered(new if is_first else {}))
         return {digest: known[digest] for one in asked for digest in one.digests}
 
     def _missing(self, asked: Sequence[EngineRequest]) -> dict[tuple[str, ...], EngineRequest]:
@@ -384,7 +384,7 @@ def _pair(reply: Reply) -> tuple[float, bool]:
 def share_of(engine: Engine) -> tuple[int, int, bool]:
     """Which share of the requests is this rank's, of how many, and whether it tells the others its replies."""
     runner = engine.runner
-    return (runner.share, runner.num_shares, runner.speaks) if isinstance(runner, ShardedModel) else (0, 1, True)
+    return (runner.share, runner.num_shares, runner.is_first) if isinstance(runner, ShardedModel) else (0, 1, True)
 
 
 def _most(number: int) -> int:
