@@ -29,6 +29,12 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "export": ("{run} {out}/export", None),
     "fisher": ("{run}.yaml {data}/train {out}/fisher init_from={run} --rows 2", None),
     "evaluate benchmarks": ("{run} --benchmark gsm8k --data {out} --out {out}/result", "eval"),
+    "evaluate card": ("{out}/none", None),
+    "evaluate compare": ("{out}/none {out}/none", "eval"),
+    "evaluate contamination": ("{run} --benchmark gsm8k --data {out}", "eval"),
+    "evaluate failures": ("{out}/none", "eval"),
+    "evaluate safety": ("{run} --data {out} --out {out}/safety", "eval"),
+    "evaluate table": ("{out}/none", None),
     "evaluate needles": ("{run} --length 200 --depth 0 --num-examples 1", None),
     "report": ("{run}", "observe"),
     "control": ("{run} save", None),
@@ -107,6 +113,8 @@ REFUSES = {
     "adapter show": "has no adapters",
     "adapter merge": "has no adapters",
     "adapter convert": "is not a Hugging Face directory",
+    "evaluate card": "has no result.json",
+    "evaluate table": "has no result.json",
     "cluster bench": "one rank cannot communicate",
     "cluster setup": "--nodes",
     "cluster dev up": "nodes 0: must be between 1 and",
@@ -175,7 +183,7 @@ def test_no_command_is_forgotten() -> None:
 def test_command(outcomes: dict[str, dict[str, object]], name: str) -> None:
     extra, outcome = COMMANDS[name][1], outcomes[name]
     if extra is None:
-        assert outcome["status"] == 0 or REFUSES.get(name, "-") in str(outcome["stderr"]), outcome["stderr"]
+        assert outcome["status"] == 0 or REFUSES.get(name, "no refusal") in str(outcome["stderr"]), outcome["stderr"]
         return
     assert outcome["status"] == 1, outcome["stderr"]
     lines = str(outcome["stderr"]).strip().splitlines()

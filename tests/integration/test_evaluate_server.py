@@ -40,8 +40,8 @@ def run(words: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
 
 def test_a_score_of_answers(server: CompletionServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TINY_KEY", "right")
-    server.key = "right"
+    monkeypatch.setenv("TINY_KEY", "s3cret-key")
+    server.key = "s3cret-key"
     words = arguments(server, task_file(tmp_path, WRITTEN), tmp_path / "out", "--api-key-env", "TINY_KEY")
     assert run(words, monkeypatch) == 0
     result = read_result(tmp_path / "out")
@@ -50,7 +50,7 @@ def test_a_score_of_answers(server: CompletionServer, tmp_path: Path, monkeypatc
     assert (score.score, score.num_items, score.cut_share) == (pytest.approx(1 / 6), 6, 1.0)
     answers = [item.written[0] for item in read_items(tmp_path / "out")]
     assert {(one.text, one.answer) for one in answers} == {(" 4\n\nQuestion: more", " 4")}
-    assert "right" not in "".join(path.read_text() for path in (tmp_path / "out").iterdir())
+    assert "s3cret-key" not in "".join(path.read_text() for path in (tmp_path / "out").iterdir())
 
 
 def test_choices_that_are_equally_likely_have_no_score(

@@ -76,7 +76,7 @@ def benchmarks(options: Options) -> None:
 
         glmforge evaluate http://localhost:8000/v1 --model-name glm --benchmark gsm8k --chat --data data/eval --out r
 
-        glmforge evaluate --watch runs/glm --benchmark mmlu --limit 500 --data data/eval --out runs/glm/evaluations
+        glmforge evaluate benchmarks --watch runs/glm --benchmark mmlu --data data/eval --out runs/glm/evaluations
 
         torchrun --nproc-per-node 4 -m glmforge evaluate runs/glm --benchmark mmlu --data d --out r --parallel ep=4
     """

@@ -133,7 +133,8 @@ def contamination(
         glmforge evaluate contamination runs/glm --benchmark gsm8k,math500 --data data/eval --result results/glm
     """
     with needed_for("evaluate contamination"):
-        from glmforge.evaluate.benchmarks.catalog import open_benchmark, questions_of
+        import lm_eval  # noqa: F401
+    from glmforge.evaluate.benchmarks.catalog import open_benchmark, questions_of
     from glmforge.evaluate.contamination import documents_of, find_leaks
     from glmforge.evaluate.result import read_items
     from glmforge.report.page import make_table

@@ -21,7 +21,7 @@ from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.endpoint import Attempt, Endpoint, ask_again, url_fault
 from glmforge.errors import DataError, GlmforgeError
 from glmforge.evaluate.benchmarks import function_calls
-from glmforge.evaluate.benchmarks.language_model import DEFAULT_MAX_NEW_TOKENS, Generation, Progress
+from glmforge.evaluate.benchmarks.language_model import DEFAULT_MAX_NEW_TOKENS, AnswerProgress, Generation
 from glmforge.evaluate.benchmarks.replies import Reply, ReplyStore, request_digest
 from glmforge.evaluate.benchmarks.visible import stop_strings, visible_answer
 
@@ -127,7 +127,7 @@ class EndpointModel(LM):
         generation: Generation,
         *,
         tokenizer: Tokenizer | None = None,
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: Callable[[AnswerProgress], None] | None = None,
     ) -> None:
         super().__init__()
         if (fault := url_fault(server.url)) is not None:
@@ -260,7 +260,7 @@ class EndpointModel(LM):
                 self.replies.add(one.digest, reply)
                 num_done, num_tokens = num_done + 1, num_tokens + reply.num_tokens
                 if self._on_progress is not None:
-                    self._on_progress(Progress(num_done, len(asked), num_tokens))
+                    self._on_progress(AnswerProgress(num_done, len(asked), num_tokens))
 
             failed: BaseException | None = None
             try:

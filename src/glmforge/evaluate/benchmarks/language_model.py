@@ -72,7 +72,7 @@ class Generation:
 DEFAULT_MAX_NEW_TOKENS = 1024
 
 
-class Progress(NamedTuple):
+class AnswerProgress(NamedTuple):
     """Requests and tokens so far, of all that this call of the harness asks."""
 
     num_done: int
@@ -108,7 +108,7 @@ class EngineLM(TemplateLM):
         generation: Generation = Generation(),
         *,
         is_chat: bool = False,
-        on_progress: Callable[[Progress], None] | None = None,
+        on_progress: Callable[[AnswerProgress], None] | None = None,
         alive: Alive = quiet,
     ) -> None:
         super().__init__()
@@ -356,7 +356,7 @@ class EngineLM(TemplateLM):
                     self.replies.add_all(replies)
                 num_done, num_tokens = num_done + 1, num_tokens + sum(len(sample.tokens) for sample in samples)
                 if self._on_progress is not None:
-                    self._on_progress(Progress(num_done, len(mine), num_tokens))
+                    self._on_progress(AnswerProgress(num_done, len(mine), num_tokens))
 
             self.engine.generate(
                 [one.ids for one in chunk], [one.params for one in chunk], on_answer=keep, alive=self._alive

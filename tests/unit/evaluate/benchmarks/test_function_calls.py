@@ -8,7 +8,7 @@ pytest.importorskip("lm_eval", reason="needs glmforge[eval]")
 
 from lm_eval.api.instance import Instance
 
-from glmforge.evaluate.benchmarks.endpoint_model import EndpointModel, Server, _written
+from glmforge.evaluate.benchmarks.endpoint_model import EndpointModel, Server, _Completion, _written
 from glmforge.evaluate.benchmarks.function_calls import in_glm_form
 from glmforge.evaluate.benchmarks.language_model import EngineLM, Generation
 from glmforge.evaluate.benchmarks.replies import ReplyStore
@@ -44,7 +44,7 @@ def test_a_server_gets_functions_and_its_calls_are_read(tmp_path):
     assert with_tools.digest != without.digest
     call = {"function": {"name": "add", "arguments": '{"a": 3, "note": "é", "list": [1, "2"]}'}}
     message = {"content": None, "reasoning_content": "So.", "tool_calls": [call, call]}
-    reply = parse_reply(_written({"choices": [{"message": message}]}, 0.0).text)
+    reply = parse_reply(_written(_Completion.model_validate({"choices": [{"message": message}]}), 0.0).text)
     assert reply.reasoning == "So."
     assert len(reply.tool_calls) == 2
     assert reply.tool_calls[0].name == "add"
