@@ -113,6 +113,8 @@ REFUSES = {
     "adapter show": "has no adapters",
     "adapter merge": "has no adapters",
     "adapter convert": "is not a Hugging Face directory",
+    "checkpoint consolidate": "sets no checkpoint.local_dir",
+    "adapter gather": "sets no checkpoint.local_dir",
     "evaluate card": "has no result.json",
     "evaluate table": "has no result.json",
     "cluster bench": "one rank cannot communicate",
