@@ -280,6 +280,9 @@ class Engine:
                             if on_answer is not None and all(sample.finished for sample in answers[place]):
                                 on_answer(place, answers[place])
                 queue()
+            for sequence in self.scheduler.sequences:  # stopped in the middle: what was recorded so far
+                if (place := places.get(sequence.request.number)) is not None:
+                    answers[place][sequence.sample].details = Details.of(sequence)
         finally:
             for number in places:
                 self.cancel(number)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from glmforge.errors import GlmforgeError
 from glmforge.kernels.choice import ChoosesKernels
 from glmforge.kernels.cross_entropy import linear_cross_entropy_sum, token_nll
+from glmforge.kernels.entropy import token_entropy
 from glmforge.model.layers import Embedding
 from glmforge.model.placement import ONE_DEVICE, WHOLE_VOCABULARY, Region, Vocabulary, local
 
@@ -100,6 +101,11 @@ class LMHead(ChoosesKernels, nn.Module):
         shard = self.vocabulary.shard(len(weight_VD))
         nll_T = token_nll(h_TD, weight_VD, labels_T, shard=shard, implementation=self.kernels.cross_entropy)
         return self.vocabulary.own(nll_T)
+
+    def entropy(self, h_tD: Tensor) -> Tensor:
+        """entropy_o of the next token's distribution of the rank's own tokens, nats, fp32 or better, differentiable."""
+        h_TD, weight_VD = self.operands(self.region.enter(h_tD), local(self.weight))
+        return self.vocabulary.own(token_entropy(h_TD, weight_VD, shard=self.vocabulary.shard(len(weight_VD))))
 
     @torch.no_grad()
     def greedy(self, h_tD: Tensor) -> Tensor:

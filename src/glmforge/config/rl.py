@@ -1,0 +1,159 @@
+"""`rl`: reinforcement learning on verified answers: what is sampled, how it is rewarded, and what is minimised.
+
+One step: answers are sampled in groups, one group per prompt; each is rewarded; rewards become advantages; the policy
+takes one or more optimizer steps on them. Formulas and names are those of the papers cited at each setting.
+"""
+
+from typing import Literal, Self
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from glmforge.config.model import Strict, refuse
+
+
+class RolloutConfig(Strict):
+    """How answers are sampled."""
+
+    group_size: PositiveInt = Field(default=8, description="answers to each prompt")
+    max_prompt_tokens: PositiveInt = Field(default=1024, description="longer prompts are not used")
+    max_new_tokens: PositiveInt = Field(default=1024, description="longest answer, reasoning included")
+    temperature: PositiveFloat = Field(
+        default=1.0, description="of sampling; log-probabilities in training are taken under it, too"
+    )
+    thinking: bool = Field(default=True, description="let the model reason before it answers")
+    over_sampling: float = Field(
+        default=1.0,
+        ge=1,
+        description="prompts sampled at once, relative to those needed; groups beyond them wait for the next rollout",
+    )
+    partial: bool = Field(
+        default=False,
+        description="stop when enough groups are complete; unfinished answers go on under the next weights",
+    )
+    drop_equal: bool = Field(
+        default=True,
+        description="drop groups whose rewards are all equal and sample others (DAPO, arXiv:2503.14476)",
+    )
+    max_rounds: PositiveInt = Field(
+        default=20,
+        description="rounds of sampling for one rollout, after which too few groups with a spread stop the run",
+    )
+    replay: bool = Field(
+        default=True, description="route training tokens to the experts that they had when they were sampled"
+    )
+    cache_bytes: PositiveInt = Field(
+        default=1 << 28, description="memory for keys and values on each rank; freed while the model is trained"
+    )
+    max_sequences: PositiveInt = Field(default=64, description="answers that a rank computes at the same time")
+    weight_bytes: PositiveInt | None = Field(
+        default=None, description="memory for gathered weights on each rank; None: as much as gathers nothing twice"
+    )
+
+
+class AdvantageConfig(Strict):
+    """How rewards become the advantages of tokens."""
+
+    kind: Literal["grpo", "dr_grpo", "rloo", "reinforce++", "reinforce++_baseline", "gae"] = Field(
+        default="dr_grpo",
+        description="grpo: reward less the group's mean, divided by its spread (arXiv:2402.03300); dr_grpo: not "
+        "divided (arXiv:2503.20783); rloo: less the mean of the others (arXiv:2402.14740); reinforce++: discounted "
+        "returns, normalised over the batch, and _baseline: less the group's mean first (arXiv:2501.03262); gae: with "
+        "a critic (arXiv:1506.02438)",
+    )
+    gamma: float = Field(default=1.0, gt=0, le=1, description="discount per token, for reinforce++ and gae")
+    lam: float = Field(default=1.0, ge=0, le=1, description="lambda of gae")
+    kl_in_reward: NonNegativeFloat = Field(
+        default=0.0, description="each token's reward is lowered by this times its log-ratio to the reference"
+    )
+
+
+class SurrogateConfig(Strict):
+    """The policy's loss: the level of the ratio, what bounds it, and what is averaged."""
+
+    level: Literal["token", "sequence"] = Field(
+        default="token", description="of the probability ratio; sequence: GSPO, geometric mean (arXiv:2507.18071)"
+    )
+    ratio_to: Literal["old", "rollout"] = Field(
+        default="old",
+        description="old: the policy before the rollout's first update, computed by the trainer; rollout: as the "
+        "engine reported it",
+    )
+    bound: Literal["clip", "dual_clip", "cispo", "mask", "probability", "none"] = Field(
+        default="clip",
+        description="clip: PPO (arXiv:1707.06347); dual_clip: also bounded for negative advantages (arXiv:1912.09729); "
+        "cispo: the clipped ratio weighs log-probabilities (arXiv:2506.13585); mask: tokens outside the bounds do not "
+        "count; probability: tokens whose probability moved by more than `low` (`high` upwards) do not count",
+    )
+    low: PositiveFloat | None = Field(
+        default=None, description="ratios may fall to 1 - low; default 0.2, with level: sequence 1e-4"
+    )
+    high: PositiveFloat | None = Field(
+        default=None, description="and rise to 1 + high; default 0.2, with level: sequence 2e-4"
+    )
+    dual_clip: float = Field(default=3.0, gt=1, description="bound of the ratio for negative advantages")
+    correction: Literal["none", "truncate", "mask"] = Field(
+        default="none",
+        description="for the gap between engine and trainer, by the ratio of their probabilities. truncate: it weighs "
+        "tokens, within bounds (TIS); mask: tokens outside the bounds do not count (IcePop)",
+    )
+    correction_low: NonNegativeFloat = Field(default=0.0, description="lower bound of that ratio")
+    correction_high: PositiveFloat = Field(default=2.0, description="upper bound of that ratio")
+    reduction: Literal["tokens", "samples", "constant"] = Field(
+        default="tokens",
+        description="mean over all tokens; over samples of the mean over their tokens; or over samples of the sum over "
+        "their tokens divided by max_new_tokens (Dr. GRPO)",
+    )
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """(low, high) below and above a ratio of 1."""
+        low, high = (0.2, 0.2) if self.level == "token" else (1e-4, 2e-4)
+        return self.low or low, self.high or high
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.level == "sequence" and self.bound == "probability":
+            refuse("bound", "'probability' is about tokens; set level to 'token', or choose another bound")
+        if self.correction_low >= self.correction_high:
+            refuse("correction_low", f"{self.correction_low:g} is not below correction_high")
+        return self
+
+
+class KlConfig(Strict):
+    """A term that keeps the policy near the weights that the run began with."""
+
+    weight: PositiveFloat = 1e-3
+    estimator: Literal["k1", "k2", "k3"] = Field(
+        default="k3", description="of the divergence from the log-ratio (http://joschu.net/blog/kl-approx.html)"
+    )
+
+
+class RlConfig(Strict):
+    """What reinforcement learning adds. A phase's batch_size counts answers."""
+
+    rollout: RolloutConfig = RolloutConfig()
+    advantage: AdvantageConfig = AdvantageConfig()
+    surrogate: SurrogateConfig = SurrogateConfig()
+    kl: KlConfig | None = Field(default=None, description="None: no reference model")
+    entropy: NonNegativeFloat = Field(default=0.0, description="weight of the entropy, which is kept high")
+    steps_per_rollout: PositiveInt = Field(default=1, description="optimizer steps on the answers of one rollout")
+    max_gap: PositiveFloat | None = Field(
+        default=None,
+        description="mean absolute difference between the engine's and the trainer's log-probabilities, in nats, "
+        "beyond which the run stops",
+    )
+    evaluate_every: PositiveInt | None = Field(default=None, description="steps between two tests on data.held_out")
+    evaluate_samples: PositiveInt = Field(
+        default=1, description="answers to each held-out prompt beside the greedy one"
+    )
+    keep_samples: PositiveInt = Field(default=1 << 30, description="bytes of sampled answers kept in samples/, at most")
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.kl is not None or self.advantage.kl_in_reward > 0
+
+    @property
+    def needs_old(self) -> bool:
+        """Whether the trainer's log-probabilities before the update are computed: in the first step of a rollout they
+        are the present ones."""
+        return self.steps_per_rollout > 1

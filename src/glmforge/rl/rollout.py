@@ -1,0 +1,157 @@
+"""Answers sampled with the weights that are trained, where they lie, on any layout.
+
+The engine lives from the beginning of a rollout to its end: its cache is memory that training needs. Ranks sample for
+prompts of their own; tp and pp ranks, which share requests, sample the same tokens. A seed is made of the run's seed,
+the prompt and the sample, so what is sampled does not depend on the number of ranks, but for rounding.
+
+An answer that is stopped in the middle goes on later, under other weights: each token keeps the log-probability, the
+experts and the version of the weights that it was sampled with.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from glmforge.config.rl import RolloutConfig
+from glmforge.data.stream.order import stream_key
+from glmforge.generate.answer import Sample
+from glmforge.generate.config import EngineConfig
+from glmforge.generate.engine import Engine
+from glmforge.generate.params import SamplingParams
+from glmforge.generate.sharded import ShardedModel
+from glmforge.observe.alive import Alive, quiet
+from glmforge.parallel.model import ParallelModel
+from glmforge.rl.samples import Answer
+
+PAGE_SIZE = 16
+_MAX_BYTE = 256
+
+
+class Asked(NamedTuple):
+    """A prompt whose group is to be sampled: its number in the run's order, and its token ids."""
+
+    number: int
+    ids: Sequence[int]
+
+
+class Sampler:
+    """Samples answers; all ranks call it together.
+
+    Args:
+        model: in evaluation mode while it samples.
+        stop_ids: tokens that end an answer.
+        vocab_size: of the tokenizer: padding of the embedding is never sampled.
+    """
+
+    def __init__(
+        self, config: RolloutConfig, model: ParallelModel, *, stop_ids: Sequence[int], vocab_size: int, seed: int
+    ) -> None:
+        self.config, self.model, self.seed = config, model, seed
+        self.runner = ShardedModel(model, config.weight_bytes)
+        self._stop_ids, self._vocab_size = tuple(stop_ids), vocab_size
+        has_experts = model.config.num_moe_layers > 0
+        self.records_experts = config.replay and has_experts and self.runner.knows_experts
+        self._dtype = np.uint8 if model.config.n_routed_experts <= _MAX_BYTE else np.int16
+
+    def sample(
+        self,
+        asked: Sequence[Asked],
+        unfinished: Sequence[Answer] = (),
+        *,
+        version: int,
+        enough: int | None = None,
+        alive: Alive = quiet,
+    ) -> list[Answer]:
+        """The answers of this rank's prompts, unfinished ones too. Ranks of a tp and pp group give the same.
+
+        Args:
+            asked: prompts of all ranks, the same on each; every `num_shares`-th is this rank's.
+            unfinished: this rank's own answers that go on.
+            version: how often the weights have been updated.
+            enough: end when this rank has so many of its groups complete; None waits for all.
+        """
+        mine = asked[self.runner.share :: self.runner.num_shares]
+        prompts = [tuple(one.ids) for one in mine] + [(*one.prompt_P, *one.tokens_N) for one in unfinished]
+        params = [self._params(self._seed(one.number), self.config.group_size) for one in mine]
+        params += [self._params(self._seed(*one.key, len(one.tokens_N)), 1, len(one.tokens_N)) for one in unfinished]
+        num_complete = 0
+
+        def on_answer(place: int, samples: list[Sample]) -> None:
+            nonlocal num_complete
+            num_complete += place < len(mine)
+
+        with self.runner.session():
+            engine = Engine(
+                self.runner, EngineConfig(self.config.cache_bytes, PAGE_SIZE, max_sequences=self.config.max_sequences)
+            )
+            found = engine.generate(
+                [list(map(int, prompt)) for prompt in prompts],
+                params,
+                on_answer=on_answer,
+                stopped=lambda: enough is not None and num_complete >= enough,
+                alive=alive,
+            )
+        new = [self._answer(one, version, samples) for one, samples in zip(mine, found, strict=False)]
+        gone_on = [
+            self._continued(one, version, samples[0])
+            for one, samples in zip(unfinished, found[len(mine) :], strict=True)
+        ]
+        return [*(answer for group in new for answer in group), *gone_on]
+
+    def _params(self, seed: int, num_samples: int, num_known: int = 0) -> SamplingParams:
+        return SamplingParams(
+            max_new_tokens=self.config.max_new_tokens - num_known,
+            temperature=self.config.temperature,
+            seed=seed,
+            num_samples=num_samples,
+            logprobs=0,
+            experts=self.records_experts,
+            stop_ids=self._stop_ids,
+            vocab_size=self._vocab_size,
+        )
+
+    def _seed(self, *parts: int) -> int:
+        return stream_key(self.seed, "rollout", *parts) % 2**63
+
+    def _answer(self, asked: Asked, version: int, samples: Sequence[Sample]) -> list[Answer]:
+        prompt_P = np.array(asked.ids, dtype=np.int32)
+        return [
+            Answer(
+                prompt=asked.number,
+                sample=number,
+                prompt_P=prompt_P,
+                tokens_N=np.array(sample.tokens, dtype=np.int32),
+                logprobs_N=_logprobs(sample),
+                versions_N=np.full(len(sample.tokens), version, dtype=np.int32),
+                finished=_finished(sample),
+                experts=self._experts(sample),
+            )
+            for number, sample in enumerate(samples)
+        ]
+
+    def _continued(self, one: Answer, version: int, sample: Sample) -> Answer:
+        """What was sampled before stays as it was; the experts of its last token are known only now."""
+        experts = self._experts(sample)
+        if experts is not None and one.experts is not None:
+            experts = np.concatenate((one.experts, experts[len(one.experts) :]))
+        return one.changed(
+            tokens_N=np.append(one.tokens_N, np.array(sample.tokens, dtype=np.int32)),
+            logprobs_N=np.append(one.logprobs_N, _logprobs(sample)),
+            versions_N=np.append(one.versions_N, np.full(len(sample.tokens), version, dtype=np.int32)),
+            finished=_finished(sample),
+            experts=experts,
+        )
+
+    def _experts(self, sample: Sample) -> "np.ndarray | None":
+        if sample.details is None or sample.details.experts_TMK is None or not sample.tokens:
+            return None  # of a prompt that was not computed to its end nothing is known
+        return sample.details.experts_TMK.numpy().astype(self._dtype)
+
+
+def _logprobs(sample: Sample) -> "np.ndarray":
+    return np.array([one.logprob for one in sample.logprobs], dtype=np.float32)
+
+
+def _finished(sample: Sample) -> str:
+    return sample.finished if sample.finished in ("stop", "length") else ""

@@ -1,0 +1,431 @@
+"""Rollouts as a source of batches: sample, reward, compare, score, pack; then the trainer steps on them.
+
+A rollout gives `steps_per_rollout` steps. Groups are taken in the order of their prompts, and prompt number n of a run
+is a function of the seed alone, so the only position is the next prompt. What is sampled and not trained on yet
+(complete groups, unfinished answers, the rows of further steps) is in the checkpoint: a resumed run samples nothing
+twice and loses nothing. In checkpoints answers lie with the data rank that trains on them; with another number of ranks
+they are dealt again.
+
+Shapes: N tokens of an answer, K answers of a group.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import torch
+
+from glmforge.backend.native import NativeBackend
+from glmforge.config.rl import RlConfig
+from glmforge.config.schema import RunConfig
+from glmforge.errors import DataError
+from glmforge.objectives.policy import PolicyObjective, TokenLogprobs
+from glmforge.objectives.value import ValueObjective
+from glmforge.optim.schedule import learning_rate_schedule
+from glmforge.parallel.model import ParallelModel
+from glmforge.rl.advantages import (
+    discounted_returns,
+    generalised_advantages,
+    group_advantages,
+    has_spread,
+    normalised,
+    token_rewards,
+)
+from glmforge.rl.exchange import deal, gathered, send
+from glmforge.rl.packing import batch_of, rows_of, unpacked
+from glmforge.rl.rollout import Asked, Sampler
+from glmforge.rl.samples import Answer, by_group, from_bytes, to_bytes
+from glmforge.rl.scoring import score_tokens
+from glmforge.training.source import BatchSource, Phase, Position, Range, StepInput, Total
+
+T = TypeVar("T")
+
+OF_TOKENS = ("reinforce++", "gae")
+"""Advantages that are made of each token's reward rather than of a group's."""
+
+
+class Prompts(Protocol):
+    """The prompts of a run in its order, which has no end."""
+
+    def __getitem__(self, number: int) -> Asked: ...
+
+
+Score = Callable[[Sequence[Answer]], Sequence[Answer]]
+"""Gives complete answers their rewards, on the rank that calls it."""
+
+
+class RolloutSource(BatchSource):
+    """See above. All ranks make it together.
+
+    Args:
+        reference: the model that the policy is kept near; None: the policy without its adapters, if any is needed.
+        critic: gives values, for advantages of kind "gae".
+        write: takes the answers of each step as they are trained on, on this rank, with the step.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        settings: RlConfig,
+        backend: NativeBackend,
+        prompts: Prompts,
+        score: Score,
+        *,
+        vocab_size: int,
+        reference: ParallelModel | None = None,
+        critic: ParallelModel | None = None,
+        write: Callable[[int, Sequence[Answer]], None] = lambda step, answers: None,
+    ) -> None:
+        self.config, self.settings, self.backend, self.prompts = config, settings, backend, prompts
+        self.reference, self.critic, self._score, self._write = reference, critic, score, write
+        (self._phase_config,) = config.phases
+        self._objective = PolicyObjective(settings)
+        self.world = backend.world
+        self.sampler = Sampler(
+            settings.rollout,
+            backend.model,
+            stop_ids=config.model.eos_token_id,
+            vocab_size=vocab_size,
+            seed=config.seed,
+        )
+        self._position = Position()
+        self._learning_rate = learning_rate_schedule(config)
+        phase = self._phase_config
+        self._phase = Phase(
+            name=phase.name, objective=self._objective, micro_batch_size=self._micro_batch_size, balance=phase.balance
+        )
+        self._next_prompt = 0
+        self._steps: list[list[Answer]] = []
+        self._waiting: list[Answer] = []
+        self._unfinished: list[Answer] = []
+        self._must_deal = False
+        self._metrics: dict[str, Any] = {}
+
+    # What the trainer asks.
+
+    @property
+    def position(self) -> Position:
+        return self._position
+
+    @property
+    def total(self) -> Total:
+        return Total(self._phase_config.num_steps)
+
+    def next(self) -> StepInput | None:
+        """The next step's answers. Raises `DataError` if too few groups have a spread of rewards."""
+        phase, done = self._phase_config, self._num_steps
+        if done >= phase.num_steps:
+            return None
+        self._metrics = {}
+        if self._must_deal:
+            self._deal_again()
+        if not self._steps:
+            self._roll_out(min(self.settings.steps_per_rollout, phase.num_steps - done))
+        answers = self._steps.pop(0)
+        self._write(done + 1, answers)
+        rows, batch = self._batch(answers)
+        first = done * phase.batch_size
+        num_tokens = batch.num_tokens * self.world.layout.data_ranks
+        self._position = self._position.after(phase.name, first + phase.batch_size, num_tokens)
+        progress = done + 1 if self.config.optim.schedule_unit == "steps" else self._position.tokens
+        return StepInput(
+            batch,
+            self._phase,
+            lr=self._learning_rate(progress),
+            first_sample=first,
+            position=self._position,
+            is_last=done + 1 == phase.num_steps,
+        )
+
+    def leave_out(self, skipped: Mapping[str, Sequence[Range]]) -> None:
+        self._position = self._position.leaving_out(skipped)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next_prompt": self._next_prompt}
+
+    def load_state_dict(self, state: Mapping[str, Any], position: Position) -> Sequence[str]:
+        self._next_prompt, self._position = int(state.get("next_prompt", 0)), position
+        return []
+
+    def state_files(self) -> Mapping[str, bytes]:
+        parts = {f"step-{number}.npz": some for number, some in enumerate(self._steps)}
+        parts |= {"waiting.npz": self._waiting, "unfinished.npz": self._unfinished}
+        return {name: to_bytes(some) for name, some in parts.items()}
+
+    def load_state_files(self, files: Sequence[Mapping[str, bytes]]) -> None:
+        names = sorted({name for some in files for name in some if name.startswith("step-")})
+        self._steps = [_joined(files, name) for name in names]
+        self._waiting, self._unfinished = _joined(files, "waiting.npz"), _joined(files, "unfinished.npz")
+        self._must_deal = True
+
+    def metrics(self) -> dict[str, Any]:
+        return self._metrics
+
+    # A rollout.
+
+    def _roll_out(self, num_steps: int) -> None:
+        """Sample and prepare the answers of so many steps. Collective."""
+        settings = self.settings
+        seconds: dict[str, float] = {}
+        group_size = settings.rollout.group_size
+        groups_per_step = self._phase_config.batch_size // group_size
+        with _timed(seconds, "rollout"), self.backend.evaluating():
+            groups = self._sample(num_steps * groups_per_step)
+        with _timed(seconds, "scoring"):
+            kind = settings.advantage.kind
+            mine = [
+                one for group in groups.values() for one in (group if kind in OF_TOKENS else _advantages(group, kind))
+            ]
+            chosen = sorted(self._all(list(groups)))
+            of_step = {number: place // groups_per_step for place, number in enumerate(chosen)}
+            self._steps = [
+                self._send([one for one in mine if of_step[one.prompt] == step]) for step in range(num_steps)
+            ]
+            self._waiting = self._send(self._waiting)
+            self._unfinished = self._send(self._unfinished)
+            with self.backend.evaluating():
+                self._steps = [self._scored(answers) for answers in self._steps]
+        self._metrics |= {f"{name}_seconds": value for name, value in seconds.items()}
+
+    def _sample(self, wanted: int) -> dict[int, list[Answer]]:
+        """Groups with rewards, as many as wanted over all ranks; those that were sampled here. Collective."""
+        rollout, counts = self.settings.rollout, Counter[str]()
+        ready, unfinished = by_group(self._mine(self._waiting)), self._mine(self._unfinished)
+        for _ in range(rollout.max_rounds):
+            num_missing = wanted - len(self._all(list(ready)))
+            if num_missing <= 0:
+                break
+            num_open = len(self._all(list(by_group(unfinished))))
+            done, open_ones = _split(unfinished)
+            sampled = self.sampler.sample(
+                self._ask(max(0, math.ceil(num_missing * rollout.over_sampling) - num_open)),
+                open_ones,
+                version=self._num_steps,
+                enough=-(-num_missing // self.sampler.runner.num_shares) if rollout.partial else None,
+                alive=self.alive,
+            )
+            groups = by_group([*done, *sampled])
+            is_open = {number: any(not one.finished for one in group) for number, group in groups.items()}
+            unfinished = [one for number, group in groups.items() if is_open[number] for one in group]
+            scored = self._rewarded([one for number, group in groups.items() if not is_open[number] for one in group])
+            ready |= self._kept(by_group(scored), counts)
+        else:
+            raise DataError(
+                f"rl.rollout: after {rollout.max_rounds} rounds {wanted - num_missing:,} of {wanted:,} groups have "
+                "answers with different rewards; use prompts that are neither too easy nor too hard, a larger "
+                "group_size, or drop_equal: false"
+            )
+        chosen = set(sorted(self._all(list(ready)))[:wanted])
+        self._waiting = [one for number, group in ready.items() if number not in chosen for one in group]
+        self._unfinished = unfinished
+        taken = {number: group for number, group in ready.items() if number in chosen}
+        self._count(counts, [one for group in taken.values() for one in group])
+        return taken
+
+    def _ask(self, number: int) -> list[Asked]:
+        asked = [self.prompts[self._next_prompt + place] for place in range(number)]
+        self._next_prompt += number
+        return asked
+
+    def _rewarded(self, answers: Sequence[Answer]) -> list[Answer]:
+        """With rewards, which one rank of those that sampled the same computes. Collective."""
+        scored = self._score(answers) if self._speaks else []
+        verdicts = {one.key: (one.reward, one.terms, one.failed) for one in scored}
+        known = {key: verdict for part in gathered(verdicts) for key, verdict in part.items()}
+        names = ("reward", "terms", "failed")
+        return [one.changed(**dict(zip(names, known[one.key], strict=True))) for one in answers]
+
+    def _kept(self, groups: Mapping[int, list[Answer]], counts: Counter[str]) -> dict[int, list[Answer]]:
+        """Those that there is something to learn from."""
+        kept = {}
+        for number, group in groups.items():
+            rewards_K = _rewards(group)
+            spread = has_spread(rewards_K)
+            counts.update({"groups": 1, "equal": not spread, "failed": int(np.isnan(rewards_K).sum())})
+            if spread or (not self.settings.rollout.drop_equal and np.isfinite(rewards_K).any()):
+                kept[number] = group
+        return kept
+
+    def _scored(self, answers: list[Answer]) -> list[Answer]:
+        """With what the models say of their tokens, and advantages that are made of it. Collective."""
+        settings, kind = self.settings, self.settings.advantage.kind
+        rows, batch = self._batch(answers)
+        if settings.needs_reference:
+            model = self.reference or self.backend.model
+            found = self._logprobs(model, batch, rows, adapters=self.reference is not None)
+            answers = [one.changed(reference_N=found[one.key]) for one in answers]
+        if settings.needs_old:
+            found = self._logprobs(self.backend.model, batch, rows)
+            answers = [one.changed(old_N=found[one.key]) for one in answers]
+        if kind in OF_TOKENS:
+            answers = self._advantages_of_tokens(answers, batch, rows)
+        return answers
+
+    def _logprobs(
+        self, model: ParallelModel, batch: Any, rows: Sequence[Sequence[Answer]], *, adapters: bool = True
+    ) -> dict[tuple[int, int], np.ndarray]:
+        def read(found: object) -> torch.Tensor:
+            assert isinstance(found, TokenLogprobs)
+            return -found.nll_o
+
+        values_BS = score_tokens(
+            model, self._objective, read, batch, self._micro_batch_size, adapters=adapters, alive=self.alive
+        )
+        return unpacked(values_BS, rows)
+
+    def _advantages_of_tokens(
+        self, answers: list[Answer], batch: Any, rows: Sequence[Sequence[Answer]]
+    ) -> list[Answer]:
+        """REINFORCE++ and GAE: of each token's reward. Normalised over the step. Collective."""
+        config = self.settings.advantage
+        found: list[np.ndarray] = []
+        if config.kind == "gae":
+            assert self.critic is not None, "the recipe brings a critic"
+            values_BS = score_tokens(
+                self.critic, ValueObjective(), _as_tensor, batch, self._micro_batch_size, alive=self.alive
+            )
+            values = unpacked(values_BS, rows)
+            answers = [one.changed(values_N=values[one.key]) for one in answers]
+        for place, one in enumerate(answers):
+            ratios_N = np.zeros(len(one.tokens_N)) if one.reference_N is None else one.logprobs_N - one.reference_N
+            rewards_N = token_rewards(one.reward or 0.0, ratios_N.astype(float), config.kl_in_reward)
+            if one.values_N is None:
+                found.append(discounted_returns(rewards_N, config.gamma))
+            else:
+                advantages_N, returns_N = generalised_advantages(
+                    rewards_N, one.values_N.astype(float), config.gamma, config.lam
+                )
+                answers[place] = one.changed(returns_N=returns_N.astype(np.float32))
+                found.append(advantages_N)
+        own = np.concatenate(found) if found else np.zeros(0)
+        sums = torch.tensor([len(own), own.sum(), np.square(own).sum()], dtype=torch.float64)
+        count, total, squares = self.world.sum(sums.to(self.world.device), "dp_replicate", "dp_shard").tolist()
+        normal = normalised(found, count, total, squares)
+        return [
+            one.changed(advantages_N=values_N.astype(np.float32)) for one, values_N in zip(answers, normal, strict=True)
+        ]
+
+    def _batch(self, answers: Sequence[Answer]) -> tuple[list[list[Answer]], Any]:
+        """The rows of this rank's answers, and a batch with as many rows as that of every other rank."""
+        rows = rows_of(answers, self._phase_config.seq_len)
+        size = self._micro_batch_size
+        num_rows = max(1, *gathered(len(rows)))
+        model = self.config.model
+        batch = batch_of(
+            rows,
+            self._phase_config.seq_len,
+            -(-num_rows // size) * size,
+            num_layers=model.num_moe_layers,
+            num_choices=model.num_experts_per_tok,
+        )
+        return rows, batch
+
+    def _count(self, counts: Counter[str], chosen: Sequence[Answer]) -> None:
+        """Numbers of the rollout over all ranks."""
+        parts = self._all(
+            [
+                {
+                    "groups": counts["groups"],
+                    "equal": counts["equal"],
+                    "failed": counts["failed"],
+                    "answers": len(chosen),
+                    "reward": sum(one.reward or 0.0 for one in chosen),
+                    "cut": sum(one.is_cut for one in chosen),
+                    "tokens": sum(len(one.tokens_N) for one in chosen),
+                    "stale": sum(int(one.versions_N[0] < self._num_steps) for one in chosen if len(one.versions_N)),
+                }
+            ]
+        )
+        total = {name: sum(part[name] for part in parts) for name in parts[0]}
+        number = max(1, total["answers"])
+        self._metrics |= {
+            "reward": total["reward"] / number,
+            "equal_share": total["equal"] / max(1, total["groups"]),
+            "failed_answers": total["failed"],
+            "cut_share": total["cut"] / number,
+            "answer_tokens": total["tokens"] / number,
+            "stale_share": total["stale"] / number,
+        }
+
+    @property
+    def _num_steps(self) -> int:
+        """Steps that were given so far: how often the weights have been updated when the next one is asked for."""
+        return self._position.samples.get(self._phase_config.name, 0) // self._phase_config.batch_size
+
+    @property
+    def _micro_batch_size(self) -> int:
+        return self.config.parallel.micro_batch_size or 1
+
+    # Answers and ranks.
+
+    @property
+    def _speaks(self) -> bool:
+        """Whether this rank gives what it has sampled: the ranks of its tp and pp group have the same."""
+        return self.sampler.runner.is_first
+
+    def _all(self, mine: Sequence[T]) -> list[T]:
+        """Of all ranks, once each. Collective."""
+        return [one for part in gathered(list(mine) if self._speaks else []) for one in part]
+
+    def _mine(self, answers: Iterable[Answer]) -> list[Answer]:
+        """Those of the data rank's answers that this rank samples on with: cp ranks share them by group."""
+        cp = self.world.axis_size("cp")
+        return [one for one in answers if one.prompt % cp == self.world.axis_rank("cp")]
+
+    def _send(self, mine: Sequence[Answer]) -> list[Answer]:
+        """Deal answers, of each rank those that were sampled on it, to data ranks of about as many tokens."""
+        sizes = sorted(self._all([(one.key, one.num_tokens) for one in mine]))
+        dealt = deal([size for _, size in sizes], self.world.layout.data_ranks)
+        share_of = dict(zip((key for key, _ in sizes), dealt, strict=True))
+        return send(mine if self._speaks else [], self.world, lambda one: share_of[one.key])
+
+    def _deal_again(self) -> None:
+        """After a resume, perhaps on another number of ranks."""
+        number = max(gathered(len(self._steps)))
+        self._steps += [[] for _ in range(number - len(self._steps))]
+        self._steps = [self._send(self._mine(some)) for some in self._steps]
+        self._waiting = self._send(self._mine(self._waiting))
+        self._unfinished = self._send(self._mine(self._unfinished))
+        self._must_deal = False
+
+
+def _split(answers: Sequence[Answer]) -> tuple[list[Answer], list[Answer]]:
+    """Finished and unfinished ones."""
+    return [one for one in answers if one.finished], [one for one in answers if not one.finished]
+
+
+def _advantages(group: Sequence[Answer], kind: str) -> list[Answer]:
+    """A group with advantages; answers whose reward is not known are left out."""
+    advantages_K = group_advantages(_rewards(group), kind)
+    return [
+        one.changed(advantages_N=np.full(len(one.tokens_N), advantage, dtype=np.float32))
+        for one, advantage in zip(group, advantages_K, strict=True)
+        if one.reward is not None
+    ]
+
+
+def _rewards(group: Sequence[Answer]) -> np.ndarray:
+    return np.array([math.nan if one.reward is None else one.reward for one in group])
+
+
+def _joined(files: Sequence[Mapping[str, bytes]], name: str) -> list[Answer]:
+    return [one for some in files if name in some for one in from_bytes(some[name])]
+
+
+def _as_tensor(found: object) -> torch.Tensor:
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+class _timed:
+    def __init__(self, seconds: dict[str, float], name: str) -> None:
+        self.seconds, self.name = seconds, name
+
+    def __enter__(self) -> None:
+        self.started = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds[self.name] = self.seconds.get(self.name, 0.0) + time.perf_counter() - self.started
