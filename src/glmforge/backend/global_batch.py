@@ -99,7 +99,7 @@ def run_section(
 ) -> Any:
     """Forward of one section over the rank's tokens of a micro-batch; without `adapters` it is the base model's.
 
-    A batch that brings `ROUTED_EXPERTS` is routed by them.
+    A batch that brings `ROUTED_EXPERTS` is routed by them, unless they are another model's.
     """
     tokens = None if noise is None else noise.of_samples(batch.sample_indices, share.seq_len, batch.documents())
     return part(
@@ -108,7 +108,7 @@ def run_section(
             batch.documents(),
             objective.num_mtp,
             tokens,
-            experts_BSLK=batch.per_token.get(ROUTED_EXPERTS),
+            experts_BSLK=batch.per_token.get(ROUTED_EXPERTS) if objective.replays_experts else None,
             adapters=adapters,
         ),
         received,

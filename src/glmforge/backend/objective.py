@@ -40,6 +40,7 @@ class Objective(Protocol):
             `metric_values`, by name.
         num_mtp: MTP depths the forward is to run.
         with_aux_loss: whether it is to compute the routers' balance loss.
+        replays_experts: whether a batch's `ROUTED_EXPERTS` are about the model of this objective.
     """
 
     terms: tuple[str, ...]
@@ -48,6 +49,7 @@ class Objective(Protocol):
     metric_rows: tuple[Metric, ...] = ()
     num_mtp: int = 0
     with_aux_loss: bool = False
+    replays_experts: bool = True
 
     def denominators(self, batch: Batch) -> Tensor:
         """float64 [num_terms]: what each numerator of this batch is to be divided by, summed over all batches."""

@@ -120,7 +120,7 @@ class PolicyObjective(Objective):
         if self.config.entropy:
             assert output.main.entropy_o is not None, "the head was asked for it"
             losses.append(-output.main.entropy_o)
-        return torch.stack([(loss_o * weight_o).sum() for loss_o in losses])
+        return torch.stack([(loss_o * weight_o.to(loss_o.dtype)).sum() for loss_o in losses])
 
     def add_metrics(
         self, sums: Mapping[str, Tensor], output: ForwardOutput[TokenLogprobs], batch: Batch, share: TokenShare
@@ -162,15 +162,15 @@ class PolicyObjective(Objective):
         return values
 
     def _weights(self, batch: Batch, share: TokenShare) -> Tensor:
-        """How much each of the rank's own tokens counts in a numerator; 0 without a label."""
+        """How much each of the rank's own tokens counts in a numerator; 0 without a label. Bool or float64."""
         is_label_T = batch.labels_BS.flatten() != IGNORE_INDEX
         reduction = self.config.surrogate.reduction
         if reduction == "tokens":
-            return share.own(is_label_T).float()
+            return share.own(is_label_T)
         if reduction == "constant":
-            return share.own(is_label_T).float() / self.config.rollout.max_new_tokens
+            return share.own(is_label_T).double() / self.config.rollout.max_new_tokens
         counts_N = _document_counts(batch, is_label_T).clamp(min=1)
-        return share.own(is_label_T / counts_N[batch.documents().ids_T()]).float()
+        return share.own(is_label_T / counts_N[batch.documents().ids_T()])
 
 
 class _Tokens(NamedTuple):

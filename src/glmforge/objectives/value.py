@@ -25,6 +25,7 @@ class ValueObjective(Objective):
     """See above; `clip` is c, None for no bound."""
 
     terms, weights = ("value",), (1.0,)
+    replays_experts = False
     metrics = (MetricSum("value_tokens"), MetricSum("value_sum"), MetricSum("return_sum"))
     metric_rows = (Metric("value", "reward^2", "loss", "critic: half the squared error of its values"),)
 

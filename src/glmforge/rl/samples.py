@@ -92,7 +92,8 @@ def to_bytes(answers: Sequence[Answer]) -> bytes:
         names = ("prompt", "sample", "finished", "reward", "terms", "failed")
         facts.append({name: getattr(one, name) for name in names})
     file = io.BytesIO()
-    np.savez(file, facts=np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8), **arrays)
+    arrays["facts"] = np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8)
+    np.savez(file, allow_pickle=False, **arrays)
     return file.getvalue()
 
 

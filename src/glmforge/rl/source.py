@@ -126,7 +126,7 @@ class RolloutSource(BatchSource):
             self._roll_out(min(self.settings.steps_per_rollout, phase.num_steps - done))
         answers = self._steps.pop(0)
         self._write(done + 1, answers)
-        rows, batch = self._batch(answers)
+        _, batch = self._batch(answers)
         first = done * phase.batch_size
         num_tokens = batch.num_tokens * self.world.layout.data_ranks
         self._position = self._position.after(phase.name, first + phase.batch_size, num_tokens)
