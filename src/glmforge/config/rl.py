@@ -6,8 +6,9 @@ takes one or more optimizer steps on them. Formulas and names are those of the p
 
 from typing import Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from glmforge.config.fields import YamlPath
 from glmforge.config.model import Strict, refuse
 
 
@@ -128,12 +129,22 @@ class KlConfig(Strict):
     )
 
 
+class CriticConfig(Strict):
+    """The model that says what an answer will be worth, for advantages of kind gae (PPO)."""
+
+    init_from: YamlPath | None = Field(default=None, description="its weights at first; None: the run's init_from")
+    lr_scale: PositiveFloat = Field(default=1.0, description="times the learning rate of the policy")
+    clip: PositiveFloat | None = Field(default=0.2, description="how far values move from those before; None: no bound")
+    warmup_steps: NonNegativeInt = Field(default=0, description="steps in which only the critic learns")
+
+
 class RlConfig(Strict):
     """What reinforcement learning adds. A phase's batch_size counts answers."""
 
     rollout: RolloutConfig = RolloutConfig()
     advantage: AdvantageConfig = AdvantageConfig()
     surrogate: SurrogateConfig = SurrogateConfig()
+    critic: CriticConfig | None = Field(default=None, description="for advantage.kind: gae, which needs it")
     kl: KlConfig | None = Field(default=None, description="None: no reference model")
     entropy: NonNegativeFloat = Field(default=0.0, description="weight of the entropy, which is kept high")
     steps_per_rollout: PositiveInt = Field(default=1, description="optimizer steps on the answers of one rollout")
@@ -147,6 +158,12 @@ class RlConfig(Strict):
         default=1, description="answers to each held-out prompt beside the greedy one"
     )
     keep_samples: PositiveInt = Field(default=1 << 30, description="bytes of sampled answers kept in samples/, at most")
+
+    @model_validator(mode="after")
+    def _check_critic(self) -> Self:
+        if (self.advantage.kind == "gae") != (self.critic is not None):
+            refuse("critic", "goes with advantage.kind 'gae', and that with a critic; set both or neither")
+        return self
 
     @property
     def needs_reference(self) -> bool:

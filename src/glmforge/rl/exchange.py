@@ -6,6 +6,7 @@ rows. What is dealt where is a function of numbers that all ranks have.
 """
 
 import heapq
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -64,4 +65,4 @@ def _all_to_all(contents: Sequence[bytes], device: torch.device) -> list[bytes]:
     dist.all_to_all_single(received, outgoing, lengths, sizes.tolist())
     whole = received.cpu().numpy().tobytes()
     ends = torch.tensor([0, *lengths]).cumsum(0).tolist()
-    return [whole[start:end] for start, end in zip(ends[:-1], ends[1:], strict=True)]
+    return [whole[start:end] for start, end in itertools.pairwise(ends)]

@@ -262,6 +262,8 @@ class RolloutSource(BatchSource):
             answers = [one.changed(old_N=found[one.key]) for one in answers]
         if kind in OF_TOKENS:
             answers = self._advantages_of_tokens(answers, batch, rows)
+        if settings.critic is not None and self._num_steps < settings.critic.warmup_steps:
+            answers = [one.changed(advantages_N=np.zeros_like(one.advantages_N)) for one in answers]
         return answers
 
     def _logprobs(
