@@ -129,7 +129,7 @@ class PolicyObjective(Objective):
             return
         tokens = _Tokens.of(output.main, batch, share)
         found = surrogate(tokens, self.config.surrogate, batch, share)
-        is_label_o, gap_o = tokens.is_label_o, tokens.new_o - tokens.rollout_o
+        is_label_o, gap_o = tokens.is_label_o, tokens.old_o - tokens.rollout_o
         values = {
             "policy_tokens": is_label_o,
             "entropy_sum": output.main.entropy_o,

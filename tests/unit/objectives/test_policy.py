@@ -212,7 +212,7 @@ def test_metrics_are_means_over_the_answers_tokens() -> None:
     objective.add_metrics(sums, output, given, share)
     values = objective.metric_values(sums)
     one = {name: np.concatenate([answer[name] for answer in answers(given)]) for name in given.per_token}
-    gap = np.abs(one["new"] - one[ROLLOUT_LOGPROB])
+    gap = np.abs(one[OLD_LOGPROB] - one[ROLLOUT_LOGPROB])
     ratio = np.exp(one["new"] - one[OLD_LOGPROB])
     outside = ((one[ADVANTAGE] > 0) & (ratio > 1.2)) | ((one[ADVANTAGE] < 0) & (ratio < 0.8))
     assert values["gap_mean"] == pytest.approx(gap.mean())
