@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("lm_eval")
 
-from glmforge.__main__ import main
+from glmforge.cli.app import main
 from glmforge.evaluate.result import read_items, read_result
 from helpers.benchmark_tasks import CHOSEN, WRITTEN, task_file
 from helpers.completion_server import CompletionServer, completion_server, echoed, written
