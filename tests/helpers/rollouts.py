@@ -29,10 +29,12 @@ def score(answers: Sequence[Answer]) -> list[Answer]:
     return [one.changed(reward=float(np.mean(one.tokens_N < 256)), terms={"small": 1.0}) for one in answers]
 
 
-def config_of(parallel: dict[str, Any], *, steps: int = 2, lr: float = 1e-2, **other: Any) -> RunConfig:
+def config_of(parallel: dict[str, Any], *, steps: int = 2, lr: float = 3.0, **other: Any) -> RunConfig:
+    """With the optimizer of `helpers.sgd`, to be declared first: Adam's and Muon's first steps are of one size however
+    small a gradient is, so rounding would decide their sign."""
     phase = {"name": "rl", "steps": steps, "seq_len": 48, "batch_size": 16}
     phase |= {"router_bias_rate": 0.0, "aux_loss_weight": 0.0, "mtp_loss_weight": 0.0}
-    optim = {"lr": lr, "schedule": "constant", "schedule_unit": "steps"}
+    optim = {"lr": lr, "schedule": "constant", "schedule_unit": "steps", "matrix_optimizer": "sgd", "weight_decay": 0.0}
     return run_config(phases=[phase], parallel={"micro_batch_size": 1} | parallel, optim=optim, **other)
 
 
@@ -43,4 +45,6 @@ def settings_of(**changes: Any) -> RlConfig:
 
 def source_of(config: RunConfig, settings: RlConfig, world: World, **other: Any) -> RolloutSource:
     backend = NativeBackend.build(config, world)
-    return RolloutSource(config, settings, backend, Prompts(), other.pop("score", score), vocab_size=VOCAB_SIZE, **other)
+    return RolloutSource(
+        config, settings, backend, Prompts(), other.pop("score", score), vocab_size=VOCAB_SIZE, **other
+    )

@@ -26,8 +26,6 @@ def refuse_impossible(
     if not 0 <= worst < vocab_size:
         raise RequestError(f"prompt: token {worst} is outside the vocabulary of {vocab_size:,}")
     params.check_vocabulary(vocab_size)
-    if params.experts and not runner.knows_experts:
-        raise RequestError("experts: not available with tp or pp, where each rank has only some of them; remove it")
     if params.has_grammar and runner.shares_requests:
         raise RequestError(
             "grammar: not available with tp or pp, where all ranks must choose the same tokens but grammar limits "

@@ -30,7 +30,6 @@ class Runner(Protocol):
     Attributes:
         is_collective: other ranks take part in every step, so that this one has to run steps of no tokens for theirs.
         shares_requests: whether some of these ranks have the same requests and have to choose the same tokens.
-        knows_experts: whether it can tell the experts that tokens choose.
         experts_TMK: those of the last step's tokens in the M MoE layers of the trunk, if the step wanted them.
     """
 
@@ -43,9 +42,6 @@ class Runner(Protocol):
 
     @property
     def shares_requests(self) -> bool: ...
-
-    @property
-    def knows_experts(self) -> bool: ...
 
     def anyone(self, busy: bool) -> bool:
         """Whether any of the ranks that run steps together is busy."""
@@ -108,7 +104,7 @@ class WholeModel:
     With `native` False it is always run module by module. `with_mtp` makes room for the first MTP layer, to draft with.
     """
 
-    is_collective, shares_requests, knows_experts = False, False, True
+    is_collective, shares_requests = False, False
 
     def __init__(self, model: GlmMoe, *, native: bool = True, with_mtp: bool = False) -> None:
         if with_mtp and not model.mtp_layers:

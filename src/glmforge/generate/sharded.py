@@ -64,7 +64,6 @@ class ShardedModel:
         self.num_shares = world.layout.data_ranks * world.axis_size("cp")
         self.is_first = world.axis_rank("tp") == 0 and world.axis_rank("pp") == 0
         self.shares_requests = world.axis_size("tp") * world.axis_size("pp") > 1
-        self.knows_experts = not self.shares_requests
         self.experts_TMK: Tensor | None = None
         self.weight_bytes = WeightBytes(0, 0)
         self._weights = KeptWeights(model, max_weight_bytes)
@@ -164,7 +163,9 @@ class ShardedModel:
         rows = (self.model.world.axis_size("cp"), len(inputs.ids_T))  # each cp rank has T tokens
         with recorded_experts(self.model.parts if tokens.wants_experts else []) as experts:
             self.model.run(run, 1, rows, num_mtp=0, backward=False)
-        self.experts_TMK = torch.stack(experts, dim=1) if experts else None
+        self.experts_TMK = (
+            self._all_experts(experts, len(inputs.ids_T))[: len(tokens.ids_T)] if tokens.wants_experts else None
+        )
         logits_LV = self._from_last_stage(made[0] if made else self._no_logits(len(tokens.wanted_L)))
         return logits_LV if logits_LV.dtype == torch.float64 else logits_LV.float()
 
@@ -178,6 +179,18 @@ class ShardedModel:
         rows = Rows(ids_T.new_zeros(len(ids_T) // tp), 1, len(ids_T))
         attend = _WithoutFiller(PagedAttend(self.cache, tokens.paged), num_tokens)
         return ModelInputs(ids_T, ids_T.new_empty(0, len(ids_T)), positions_T, rows, attend)
+
+    def _all_experts(self, experts: list[Tensor], num_tokens: int) -> Tensor:
+        """[T, M, K] on all ranks that share requests, of what this rank's routers say: tp ranks route tokens of their
+        own, pp ranks have layers of their own."""
+        world, config = self.model.world, self.config
+        here = [number for number in sorted(self.model.moe_layers()) if number < config.num_moe_layers]
+        shape = (num_tokens, config.num_moe_layers, config.num_experts_per_tok)
+        experts_TMK = torch.zeros(shape, dtype=torch.int32, device=self.device)
+        own_TMK = experts_TMK.chunk(world.axis_size("tp"))[world.axis_rank("tp")]
+        for number, experts_tK in zip(here, experts, strict=True):
+            own_TMK[:, number] = experts_tK.int()
+        return world.sum(experts_TMK, "tp", "pp")
 
     @property
     def _kv_heads(self) -> int:

@@ -50,8 +50,7 @@ class Sampler:
         self.config, self.model, self.seed = config, model, seed
         self.runner = ShardedModel(model, config.weight_bytes)
         self._stop_ids, self._vocab_size = tuple(stop_ids), vocab_size
-        has_experts = model.config.num_moe_layers > 0
-        self.records_experts = config.replay and has_experts and self.runner.knows_experts
+        self.records_experts = config.replay and model.config.num_moe_layers > 0
         self._dtype = np.uint8 if model.config.n_routed_experts <= _MAX_BYTE else np.int16
 
     def sample(

@@ -57,7 +57,13 @@ def hostile() -> dict[str, bytes]:
     whole = to_bytes(ANSWERS)
     without = io.BytesIO()
     np.savez(without, facts=np.frombuffer(b'[{"prompt": 1}]', dtype=np.uint8))
-    return {"nothing": b"", "text": b"no archive", "pickle": file.getvalue(), "cut": whole[:-40], "less": without.getvalue()}
+    return {
+        "nothing": b"",
+        "text": b"no archive",
+        "pickle": file.getvalue(),
+        "cut": whole[:-40],
+        "less": without.getvalue(),
+    }
 
 
 @pytest.mark.parametrize("name", hostile())
