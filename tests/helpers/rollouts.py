@@ -29,12 +29,18 @@ def score(answers: Sequence[Answer]) -> list[Answer]:
     return [one.changed(reward=float(np.mean(one.tokens_N < 256)), terms={"small": 1.0}) for one in answers]
 
 
-def config_of(parallel: dict[str, Any], *, steps: int = 2, lr: float = 3.0, **other: Any) -> RunConfig:
-    """With the optimizer of `helpers.sgd`, to be declared first: Adam's and Muon's first steps are of one size however
-    small a gradient is, so rounding would decide their sign."""
+def config_of(parallel: dict[str, Any], *, steps: int = 2, optimizer: str = "sgd", **other: Any) -> RunConfig:
+    """With the optimizer of `helpers.sgd`, to be declared first, unless another one is named: the first steps of Adam
+    and Muon are of one size however small a gradient is, so rounding would decide their sign."""
     phase = {"name": "rl", "steps": steps, "seq_len": 48, "batch_size": 16}
     phase |= {"router_bias_rate": 0.0, "aux_loss_weight": 0.0, "mtp_loss_weight": 0.0}
-    optim = {"lr": lr, "schedule": "constant", "schedule_unit": "steps", "matrix_optimizer": "sgd", "weight_decay": 0.0}
+    optim = {
+        "lr": 3.0 if optimizer == "sgd" else 1e-3,
+        "schedule": "constant",
+        "schedule_unit": "steps",
+        "matrix_optimizer": optimizer,
+        "weight_decay": 0.0,
+    }
     return run_config(phases=[phase], parallel={"micro_batch_size": 1} | parallel, optim=optim, **other)
 
 
