@@ -1,0 +1,1 @@
+"""Reinforcement learning: prompts, rewards, rollouts and what is learnt from them."""
