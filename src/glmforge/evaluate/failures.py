@@ -15,8 +15,6 @@ bounds: cut and unread items may be the harder ones. A choice fails by being wro
 is measured cannot fail.
 """
 
-import unicodedata
-import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -28,31 +26,14 @@ import numpy as np
 from glmforge.errors import DataError
 from glmforge.evaluate.result import Item, Written, read_items, read_result
 from glmforge.files import shown
+from glmforge.verify.text import is_mixed, repeats
 
 Kind = Literal["repetition", "cut", "no answer", "mixed", "no format", "wrong"]
 KINDS: tuple[Kind, ...] = ("repetition", "cut", "no answer", "mixed", "no format", "wrong")
 
-_REPETITIVE = 0.1
-"""A text whose second half compresses to less than this share, given the first, repeats itself."""
-_LONG_ENOUGH = 100
-"""Bytes from which on that is judged."""
-_MIXED_SHARE = 0.05
 _NUM_LENGTHS = 4
 _ALWAYS = 0.8
 """Of the items: a model that chooses one place more often, and more than twice as often as rightly, prefers a place."""
-_SCRIPTS = (
-    "LATIN",
-    "CJK",
-    "HIRAGANA",
-    "KATAKANA",
-    "HANGUL",
-    "CYRILLIC",
-    "ARABIC",
-    "HEBREW",
-    "THAI",
-    "DEVANAGARI",
-    "GREEK",
-)
 
 
 @dataclass(frozen=True)
@@ -164,13 +145,13 @@ def find_failures(benchmark: str, items: Sequence[Item]) -> Failures:
 
 def kind_of_failure(item: Item, reply: Written) -> Kind:
     """Why a reply failed."""
-    if _repeats(reply.text):
+    if repeats(reply.text):
         return "repetition"
     if reply.is_cut:
         return "cut"
     if not reply.answer.strip():
         return "no answer"
-    if _is_mixed(reply.text, item.prompt + item.target):
+    if is_mixed(reply.text, item.prompt + item.target):
         return "mixed"
     return "no format" if reply.extracted is None else "wrong"
 
@@ -179,34 +160,6 @@ def _of_item(item: Item) -> Iterable[Failure]:
     if not item.written:
         return [Failure(item, None, "wrong")] if item.choices and item.score <= 0 else []
     return [Failure(item, reply, kind_of_failure(item, reply)) for reply in item.written if reply.score <= 0]
-
-
-def _repeats(text: str) -> bool:
-    """Whether the second half is mostly known from the first: what it adds when both are compressed."""
-    content = text.encode(errors="replace")
-    if len(content) < _LONG_ENOUGH:
-        return False
-    half = len(content) // 2
-    added = len(zlib.compress(content, 9)) - len(zlib.compress(content[:half], 9))
-    return added < _REPETITIVE * (len(content) - half)
-
-
-def _is_mixed(text: str, given: str) -> bool:
-    scripts, known = _scripts(text), _scripts(given)
-    foreign = sum(number for script, number in scripts.items() if script not in known)
-    return foreign > _MIXED_SHARE * max(1, sum(scripts.values()))
-
-
-def _scripts(text: str) -> Counter[str]:
-    """Letters by writing system; Japanese and Chinese share one."""
-    found: Counter[str] = Counter()
-    for character, number in Counter(text).items():
-        if character.isalpha():
-            name = unicodedata.name(character, "")
-            script = next((script for script in _SCRIPTS if name.startswith(script)), None)
-            if script is not None:
-                found["CJK" if script in ("HIRAGANA", "KATAKANA") else script] += number
-    return found
 
 
 def _length_name(items: Sequence[Item]) -> Callable[[Item], str]:
@@ -231,7 +184,7 @@ def _advice(items: Sequence[Item], kinds: Counter[Kind]) -> list[Advice]:
 def _of_replies(replies: Sequence[Written], kinds: Counter[Kind]) -> Iterable[Advice]:
     total = len(replies)
     whole = [reply.score for reply in replies if not reply.is_cut]
-    cut = [reply.score for reply in replies if reply.is_cut and not _repeats(reply.text)]
+    cut = [reply.score for reply in replies if reply.is_cut and not repeats(reply.text)]
     if cut and whole:
         evidence = f"{len(cut):,} of {total:,} replies were cut; those that finished score {np.mean(whole):.1%}"
         gain = float(np.mean(whole) - np.mean(cut)) * len(cut) / total

@@ -23,6 +23,8 @@ from glmforge.errors import GlmforgeError
 
 MEMORY_BYTES = 1 << 30
 OUTPUT_BYTES = 1 << 16
+_SCRATCH_BYTES = 256 << 20
+"""Of all files under /tmp; they lie in memory."""
 _SYSTEM_PYTHON = Path("/usr/bin/python3")
 
 
@@ -123,17 +125,28 @@ def _sandbox() -> tuple[str, ...]:
             shown += ["--symlink", f"usr/{path.name}", str(path)]
         elif path.is_dir():
             shown += ["--ro-bind", str(path), str(path)]
+    # A program with a user namespace of its own would have root's rights in it; bubblewrap before 0.8 cannot forbid it.
+    no_namespaces = ("--unshare-user", "--disable-userns") if _knows("--disable-userns") else ()
+    size = ("--size", str(_SCRATCH_BYTES)) if _knows("--size") else ()
     # The kernel counts no processes of root, whatever the limit: a fork bomb would take the machine.
     other_user = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups") if os.geteuid() == 0 else ()
     return (
         *other_user,
         shutil.which("bwrap") or "bwrap",
+        *no_namespaces,
         *("--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--setenv", "PATH", "/usr/bin:/bin"),
         *("--setenv", "PYTHONHASHSEED", "0"),
         *shown,
-        *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--chdir", "/tmp"),
+        *("--proc", "/proc", "--dev", "/dev", *size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
+        *(*size, "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/"),
         *("--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"),
     )
+
+
+@lru_cache
+def _knows(option: str) -> bool:
+    """Whether this bubblewrap has an option."""
+    return option in subprocess.run(["bwrap", "--help"], capture_output=True, text=True, check=False).stdout
 
 
 @lru_cache(maxsize=1)

@@ -23,7 +23,12 @@ FAMILIES = "arithmetic,number_theory,word_problems,algebra,logic,programs,tables
 def problems(
     count: Annotated[int, typer.Option(min=1, help="Number of problems, over all families and levels.")],
     out: Annotated[Path, typer.Option(help="Output directory; an interrupted run continues there.")],
-    families: Annotated[str, typer.Option(help="Families, separated by commas.")] = FAMILIES,
+    source: Annotated[
+        str, typer.Option(help="glmforge, or reasoning-gym: its families, without solutions, for RL.")
+    ] = "glmforge",
+    families: Annotated[
+        str | None, typer.Option(help=f"Families, separated by commas; of glmforge by default {FAMILIES}.")
+    ] = None,
     levels: Annotated[str, typer.Option(help="Difficulties: 3, 1-5, or 1,2,5.")] = "1-5",
     languages: Annotated[str, typer.Option(help="en, zh or both.")] = "en,zh",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the problems.")] = 0,
@@ -41,14 +46,19 @@ def problems(
 
         glmforge data problems --families logic,tools --levels 3-5 --count 20000 --out data/hard \\
             --against gsm8k-test.jsonl --against math-test.jsonl
+
+        glmforge data problems --source reasoning-gym --families countdown,basic_arithmetic --count 5000 --out data/gym
     """
+    if source != "glmforge":
+        _reasoning_gym(source, families, count, out, seed=seed, redo=redo, against=against)
+        return
     from glmforge_corpus.synthesise.make import make_problems
     from glmforge_corpus.synthesise.stage import Problems
 
     options = _model(
         Problems,
         count=count,
-        families=split_names(families),
+        families=split_names(families or FAMILIES),
         levels=_levels(levels),
         languages=split_names(languages),
         against=[{"name": path.stem, "path": path} for path in against or ()],
@@ -68,6 +78,21 @@ def problems(
             "problems; add families or levels",
             soft_wrap=True,
         )
+
+
+def _reasoning_gym(
+    source: str, families: str | None, count: int, out: Path, *, seed: int, redo: bool, against: list[Path] | None
+) -> None:
+    from glmforge_corpus.synthesise.reasoning_gym import SOURCE, make_reasoning_gym
+
+    if source != SOURCE:
+        raise ConfigError(f"--source {source}: choose glmforge or {SOURCE}")
+    if not families:
+        raise ConfigError(f"--source {SOURCE} needs --families, such as countdown,basic_arithmetic")
+    if against:
+        raise ConfigError(f"--source {SOURCE} does not compare with evaluation sets; remove --against")
+    report = make_reasoning_gym(split_names(families), count, out, seed=seed, redo=redo)
+    Console().print(f"{out}: {report['written']:,} problems", soft_wrap=True)
 
 
 def _levels(text: str) -> list[int]:

@@ -6,19 +6,17 @@ not the filter's. `unsafe_code` is set by the command that asks for it.
 
 import json
 import re
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from glmforge.verify import code
+from glmforge.verify.code import PROGRAM_S, fenced
 from glmforge.verify.mathematics import shared_judge
 from glmforge.verify.reply import MalformedReply, parse_reply
-from glmforge.verify.sandbox import run_program
 from glmforge.verify.tool_calls import possible_calls
 
 Doc = Mapping[str, Any]
 
-PROGRAM_S = 10.0
-_FENCED = re.compile(r"```(?:python|py)?\s*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
 _PATCH = re.compile(r"<patch>\n?(.*?)</patch>|```(?:diff|patch)\n(.*?)```", re.DOTALL)
 unsafe_code = False
 
@@ -34,16 +32,16 @@ def mathematics(doc: Doc, answers: Sequence[str]) -> dict[str, float | str | Non
 def humaneval(doc: Doc, answers: Sequence[str]) -> dict[str, float]:
     """Whether the function passes the document's tests. An answer continues the prompt, or is a program in a fence."""
     answer = answers[0]
-    fenced = _FENCED.findall(answer)
-    program = fenced[-1] if fenced and f"def {doc['entry_point']}" in fenced[-1] else doc["prompt"] + answer
-    return {"right": float(passes(f"{doc['prompt']}\n    pass\n{program}" if fenced else program, tests_of(doc)))}
+    fences = fenced(answer)
+    program = fences[-1] if fences and f"def {doc['entry_point']}" in fences[-1] else doc["prompt"] + answer
+    return {"right": float(passes(f"{doc['prompt']}\n    pass\n{program}" if fences else program, tests_of(doc)))}
 
 
 def mbpp(doc: Doc, answers: Sequence[str]) -> dict[str, float]:
     """Whether the program passes the document's tests; where there are fences it is what the last one holds."""
-    fenced = _FENCED.findall(answers[0])
+    fences = fenced(answers[0])
     tests = "\n".join([doc["test_setup_code"], *doc["test_list"]])
-    return {"right": float(passes(fenced[-1] if fenced else answers[0], tests))}
+    return {"right": float(passes(fences[-1] if fences else answers[0], tests))}
 
 
 def function_calls(doc: Doc, answers: Sequence[str]) -> dict[str, float | str | None]:
@@ -71,6 +69,4 @@ def tests_of(doc: Doc) -> str:
 
 def passes(program: str, tests: str) -> bool:
     """Whether `tests` run to their end behind `program`. One that exits before them has not passed."""
-    done = secrets.token_hex(16)
-    finished = run_program(f"{program}\n\n{tests}\nprint({done!r})\n", timeout_s=PROGRAM_S, unsafe=unsafe_code)
-    return finished.is_ok and finished.output.rstrip().endswith(done)
+    return code.passes(program, tests, seconds=PROGRAM_S, unsafe=unsafe_code)
