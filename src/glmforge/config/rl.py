@@ -10,6 +10,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 
 from glmforge.config.fields import YamlPath
 from glmforge.config.model import Strict, refuse
+from glmforge.config.rewards import RewardsConfig
 
 
 class RolloutConfig(Strict):
@@ -142,6 +143,7 @@ class RlConfig(Strict):
     """What reinforcement learning adds. A phase's batch_size counts answers."""
 
     rollout: RolloutConfig = RolloutConfig()
+    rewards: RewardsConfig = RewardsConfig()
     advantage: AdvantageConfig = AdvantageConfig()
     surrogate: SurrogateConfig = SurrogateConfig()
     critic: CriticConfig | None = Field(default=None, description="for advantage.kind: gae, which needs it")
@@ -153,11 +155,12 @@ class RlConfig(Strict):
         description="mean absolute difference between the engine's and the trainer's log-probabilities, in nats, "
         "beyond which the run stops",
     )
-    evaluate_every: PositiveInt | None = Field(default=None, description="steps between two tests on data.held_out")
-    evaluate_samples: PositiveInt = Field(
-        default=1, description="answers to each held-out prompt beside the greedy one"
+    held_out_samples: PositiveInt = Field(
+        default=1, description="answers to each held-out prompt at evaluations besides the greedy one, for pass@k"
     )
-    keep_samples: PositiveInt = Field(default=1 << 30, description="bytes of sampled answers kept in samples/, at most")
+    keep_samples: PositiveInt = Field(
+        default=1 << 30, description="bytes of answers kept in rollouts/ of the run, on each rank, at most"
+    )
 
     @model_validator(mode="after")
     def _check_critic(self) -> Self:

@@ -32,6 +32,7 @@ from glmforge.config.chat import is_conversation_file
 from glmforge.config.fields import one_of
 from glmforge.config.model import Strict, refuse
 from glmforge.config.phase import PhaseConfig
+from glmforge.config.rl import RlConfig
 from glmforge.config.role import MODEL, Role
 
 SAMPLES_OF_SFT: Mapping[str, Any] = {
@@ -123,6 +124,33 @@ def _evaluates_on_conversations(given: Mapping[str, Any]) -> bool:
     return any(is_conversation_file(Path(path)) for path in paths if isinstance(path, str | Path))
 
 
+def _check_rl_phase(place: str, phase: PhaseConfig) -> None:
+    for name in ("mtp_loss_weight", "aux_loss_weight", "router_bias_rate", "fim_rate", "z_loss_weight"):
+        if getattr(phase, name):
+            refuse(f"{place}.{name}", "stage 'rl' trains the policy alone; remove it")
+    if phase.steps is None:
+        refuse(f"{place}.tokens", "answers have no fixed length; give the phase's length in steps")
+    if phase.batch_ramp is not None:
+        refuse(f"{place}.batch_ramp", "stage 'rl' has batches of one size; remove it")
+
+
+def _optim_of_rl(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The learning rate goes by steps: answers have no fixed number of tokens."""
+    optim = given.get("optim", {})
+    return {"optim": {"schedule_unit": "steps", **optim}} if isinstance(optim, dict) else {}
+
+
+def _roles_of_rl(run: Any) -> tuple[Role, ...]:
+    """The models that the run's settings need."""
+    rl: RlConfig = run.rl
+    roles = [Role("actor", forwards=int(rl.needs_old), cache_bytes=rl.rollout.cache_bytes)]
+    if rl.needs_reference:
+        roles.append(Role("reference", is_trained=False, forwards=1, base_of="actor"))
+    if rl.critic is not None:
+        roles.append(Role("critic", forwards=1, has_vocabulary=False))
+    return tuple(roles)
+
+
 _ADAPTED = {"router_bias_rate": 0.0, "mtp_loss_weight": 0.1}
 
 STAGES = {
@@ -152,6 +180,17 @@ STAGES = {
             fill=_samples_of_sft,
             own_settings=("regularization.neftune_alpha",),
             check_phase=_check_sft_phase,
+        ),
+        StageDeclaration(
+            name="rl",
+            summary="a policy on rewards of its own answers: GRPO, PPO and relatives",
+            recipe="glmforge.recipes.rl:RlRecipe",
+            needs_lm_head=True,
+            roles=_roles_of_rl,
+            phase_defaults={"router_bias_rate": 0.0, "mtp_loss_weight": 0.0, "aux_loss_weight": 0.0},
+            sections={"rl": RlConfig},
+            fill=_optim_of_rl,
+            check_phase=_check_rl_phase,
         ),
     )
 }

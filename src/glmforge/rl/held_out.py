@@ -1,12 +1,12 @@
 """Held-out prompts answered while a policy is trained: greedily, and by samples for pass@k.
 
-An answer is right if its reward is full: what the terms of positive weight can give at most. The records are those of
+The records are those of
 benchmarks, so that reports draw them and `checkpoint.keep_best` and early stopping go by them.
 """
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from glmforge.config.rl import RolloutConfig
 from glmforge.observe.alive import Alive, quiet
@@ -14,9 +14,8 @@ from glmforge.observe.metrics import Record, make_record
 from glmforge.parallel.model import ParallelModel
 from glmforge.rl.exchange import gathered
 from glmforge.rl.rollout import Asked, Sampler
+from glmforge.rl.samples import Answer
 from glmforge.rl.source import Score
-
-_ALMOST = 1e-9
 
 
 class HeldOut:
@@ -25,22 +24,22 @@ class HeldOut:
     Args:
         prompts: by the name of their set.
         num_samples: to each prompt, beside the greedy answer.
-        full: the reward of a right answer.
+        is_right: of a rewarded answer.
     """
 
     def __init__(
         self,
         config: RolloutConfig,
-        prompts: dict[str, Sequence[Asked]],
+        prompts: Mapping[str, Sequence[Asked]],
         score: Score,
         *,
         num_samples: int,
-        full: float,
+        is_right: Callable[[Answer], bool],
         stop_ids: Sequence[int],
         vocab_size: int,
         seed: int,
     ) -> None:
-        self.config, self.prompts, self._score, self.full = config, prompts, score, full
+        self.config, self.prompts, self._score, self._is_right = config, prompts, score, is_right
         self.num_samples = num_samples
         self._stop_ids, self._vocab_size, self._seed = stop_ids, vocab_size, seed
 
@@ -70,7 +69,7 @@ class HeldOut:
         sampler = Sampler(config, model, stop_ids=self._stop_ids, vocab_size=self._vocab_size, seed=self._seed)
         answers = sampler.sample([one for some in self.prompts.values() for one in some], version=0, alive=alive)
         scored = self._score(answers) if sampler.runner.is_first else []
-        mine = [(*one.key, (one.reward or 0.0) >= self.full - _ALMOST, one.is_cut) for one in scored]
+        mine = [(*one.key, self._is_right(one), one.is_cut) for one in scored]
         found: dict[int, list[tuple[bool, bool]]] = {}
         for prompt, _, is_right, is_cut in sorted(one for part in gathered(mine) for one in part):
             found.setdefault(prompt, []).append((is_right, is_cut))

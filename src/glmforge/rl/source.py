@@ -24,6 +24,7 @@ from glmforge.config.schema import RunConfig
 from glmforge.errors import DataError
 from glmforge.objectives.policy import PolicyObjective, TokenLogprobs
 from glmforge.objectives.value import ValueObjective
+from glmforge.observe.metric_table import Metric
 from glmforge.optim.schedule import learning_rate_schedule
 from glmforge.parallel.model import ParallelModel
 from glmforge.rl.advantages import (
@@ -43,6 +44,21 @@ from glmforge.training.source import BatchSource, Phase, Position, Range, StepIn
 
 T = TypeVar("T")
 
+METRICS = (
+    Metric("reward", "reward", "rl", "mean reward of the answers of a rollout"),
+    Metric("reward_terms", "reward", "rl", "mean value of each term, without its weight", labels=("term",)),
+    Metric(
+        "reward_by_source", "reward", "rl", "mean reward of the answers to each source's prompts", labels=("source",)
+    ),
+    Metric("equal_share", "share", "rl", "groups without a spread of rewards"),
+    Metric("failed_answers", "answers", "rl", "answers whose verifier failed; they are not trained on"),
+    Metric("answers_cut_share", "share", "rl", "answers that reached max_new_tokens"),
+    Metric("answer_tokens", "tokens", "rl", "mean length of the answers"),
+    Metric("stale_share", "share", "rl", "answers that were begun under earlier weights"),
+    Metric("rollout_seconds", "s", "rl", "time for sampling the answers of a rollout and rewarding them"),
+    Metric("scoring_seconds", "s", "rl", "time for log-probabilities under reference and policy, and for values"),
+)
+
 OF_TOKENS = ("reinforce++", "gae")
 """Advantages that are made of each token's reward rather than of a group's."""
 
@@ -61,6 +77,7 @@ class RolloutSource(BatchSource):
     """See above. All ranks make it together.
 
     Args:
+        source_of: the source of a prompt, for records.
         reference: the model that the policy is kept near; None: the policy without its adapters, if any is needed.
         critic: gives values, for advantages of kind "gae".
         write: takes the answers of each step as they are trained on, on this rank, with the step.
@@ -75,12 +92,14 @@ class RolloutSource(BatchSource):
         score: Score,
         *,
         vocab_size: int,
+        source_of: Callable[[int], str] = lambda number: "",
         reference: ParallelModel | None = None,
         critic: ParallelModel | None = None,
         write: Callable[[int, Sequence[Answer]], None] = lambda step, answers: None,
     ) -> None:
         self.config, self.settings, self.backend, self.prompts = config, settings, backend, prompts
         self.reference, self.critic, self._score, self._write = reference, critic, score, write
+        self._source_of = source_of
         (self._phase_config,) = config.phases
         self._objective = PolicyObjective(settings)
         self.world = backend.world
@@ -326,31 +345,36 @@ class RolloutSource(BatchSource):
         return rows, batch
 
     def _count(self, counts: Counter[str], chosen: Sequence[Answer]) -> None:
-        """Numbers of the rollout over all ranks."""
-        parts = self._all(
-            [
-                {
-                    "groups": counts["groups"],
-                    "equal": counts["equal"],
-                    "failed": counts["failed"],
-                    "answers": len(chosen),
-                    "reward": sum(one.reward or 0.0 for one in chosen),
-                    "cut": sum(one.is_cut for one in chosen),
-                    "tokens": sum(len(one.tokens_N) for one in chosen),
-                    "stale": sum(int(one.versions_N[0] < self._num_steps) for one in chosen if len(one.versions_N)),
-                }
-            ]
-        )
-        total = {name: sum(part[name] for part in parts) for name in parts[0]}
-        number = max(1, total["answers"])
+        """Numbers of the rollout over all ranks. Collective."""
+        facts = [
+            (
+                one.reward or 0.0,
+                one.terms,
+                self._source_of(one.prompt),
+                one.is_cut,
+                len(one.tokens_N),
+                self._is_stale(one),
+            )
+            for one in chosen
+        ]
+        rewards, terms, sources, cut, lengths, stale = zip(*self._all(facts), strict=True)
+        total = sum((Counter(some) for some in self._all([dict(counts)])), Counter[str]())
+        by_source: dict[str, list[float]] = {}
+        for source, reward in zip(sources, rewards, strict=True):
+            by_source.setdefault(source, []).append(reward)
         self._metrics |= {
-            "reward": total["reward"] / number,
+            "reward": float(np.mean(rewards)),
+            "reward_by_source": {source: float(np.mean(some)) for source, some in sorted(by_source.items())},
+            "reward_terms": {name: float(np.mean([one[name] for one in terms])) for name in terms[0]},
             "equal_share": total["equal"] / max(1, total["groups"]),
             "failed_answers": total["failed"],
-            "cut_share": total["cut"] / number,
-            "answer_tokens": total["tokens"] / number,
-            "stale_share": total["stale"] / number,
+            "answers_cut_share": float(np.mean(cut)),
+            "answer_tokens": float(np.mean(lengths)),
+            "stale_share": float(np.mean(stale)),
         }
+
+    def _is_stale(self, one: Answer) -> bool:
+        return bool(len(one.versions_N)) and int(one.versions_N[0]) < self._num_steps
 
     @property
     def _num_steps(self) -> int:

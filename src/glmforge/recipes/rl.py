@@ -1,0 +1,201 @@
+"""Stage `rl`: a policy learns from rewards of its own answers.
+
+Prompts are `data.sources`, files of records; held-out ones `data.held_out`, tested at `observe.evaluate_every`.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from glmforge.backend.base import Backend
+from glmforge.backend.native import NativeBackend
+from glmforge.checkpoint.initial_weights import load_initial_weights
+from glmforge.config.model import ModelConfig
+from glmforge.config.optim import ParameterRule
+from glmforge.config.rl import RlConfig
+from glmforge.config.schema import RunConfig
+from glmforge.data.tokens.model_ids import with_ids_of
+from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.errors import ConfigError
+from glmforge.objectives.value import ValueObjective
+from glmforge.parallel.build import build_model
+from glmforge.parallel.model import ParallelModel
+from glmforge.parallel.world import World
+from glmforge.recipes.recipe import Recipe
+from glmforge.recipes.same_run import check_same_data
+from glmforge.rl.held_out import HeldOut
+from glmforge.rl.prompts import Prompt, Prompts, make_prompts, read_prompts
+from glmforge.rl.rewards import Rewards
+from glmforge.rl.rollout import Asked
+from glmforge.rl.samples import Answer
+from glmforge.rl.scored import AnswerScorer
+from glmforge.rl.source import METRICS, RolloutSource
+from glmforge.rl.written import SampleFiles
+from glmforge.training.hooks import BenchmarksHook
+from glmforge.training.hooks.policy_gap import PolicyGapHook
+from glmforge.training.trainer import ExtraModel, Hook
+
+
+class RlRecipe(Recipe):
+    """See above."""
+
+    metric_rows = METRICS
+
+    def __init__(self, config: RunConfig, world: World) -> None:
+        self.settings, self.world = config.stage_settings(RlConfig), world
+        _check(config, self.settings)
+        self.tokenizer = Tokenizer.load(config.data.tokenizer)
+        if self.tokenizer.vocab_size > config.model.vocab_size:
+            raise ConfigError(
+                f"model.vocab_size: {config.model.vocab_size:,} is less than the tokenizer's "
+                f"{self.tokenizer.vocab_size:,} tokens; use the model's own tokenizer"
+            )
+        self.config = config.model_copy(update={"model": with_ids_of(config.model, self.tokenizer)})
+        self.held_out = {one.name: self._read([one.path]) for one in config.data.held_out}
+        self.prompts = self._read([one.path for one in config.data.sources])
+        for held_out in self.held_out.values():
+            self.prompts = self.prompts.without(held_out)
+        self.fingerprint = {"prompts": _digest(self.prompts), "tokenizer": self.tokenizer.fingerprint}
+        check_same_data(lambda: {"data.sources": self.fingerprint["prompts"]})
+        self.rewards = Rewards(self.settings.rewards)
+        for prompts in (self.prompts, *self.held_out.values()):
+            self.rewards.check(prompts)
+        self._critic: NativeBackend | None = None
+
+    def source(self, config: RunConfig, backend: Backend) -> RolloutSource:
+        assert isinstance(backend, NativeBackend), "rollouts read the native backend's model"
+        settings = self.settings
+        reference = None
+        if settings.needs_reference and config.lora is None:
+            reference = self._frozen(config)
+        if settings.critic is not None:
+            self._critic = NativeBackend.build(self._critic_config(config), self.world)
+        speaks = all(self.world.axis_rank(axis) == 0 for axis in ("tp", "pp", "cp"))
+        written = SampleFiles(
+            config.output_dir / "rollouts",
+            self.world.data_rank if speaks else None,
+            self._prompt,
+            self.tokenizer,
+            settings.keep_samples,
+        )
+        return RolloutSource(
+            config,
+            settings,
+            backend,
+            _Order(self),
+            AnswerScorer(self.rewards, self.tokenizer, self._prompt, settings.rollout.max_new_tokens),
+            vocab_size=self.tokenizer.vocab_size,
+            source_of=lambda number: self._prompt(number).source,
+            reference=reference,
+            critic=None if self._critic is None else self._critic.model,
+            write=written,
+        )
+
+    def extra_models(self, config: RunConfig, world: World) -> Mapping[str, ExtraModel]:
+        critic = self.settings.critic
+        if critic is None or self._critic is None:
+            return {}
+        objective = ValueObjective(critic.clip)
+        return {
+            "critic": ExtraModel(
+                config=self._critic_config(config), backend=self._critic, objective=objective, lr_scale=critic.lr_scale
+            )
+        }
+
+    def hooks(self) -> Iterable[Hook]:
+        observe, rollout = self.config.observe, self.settings.rollout
+        if self.settings.max_gap is not None:
+            yield PolicyGapHook(self.settings.max_gap)
+        if observe.evaluate_every is not None:
+            prompts = [prompt for some in self.held_out.values() for prompt in some.prompts]
+            numbers = iter(range(len(prompts)))
+            sets = {
+                name: [Asked(next(numbers), prompt.ids) for prompt in some.prompts]
+                for name, some in self.held_out.items()
+            }
+            asker = HeldOut(
+                rollout,
+                sets,
+                AnswerScorer(self.rewards, self.tokenizer, prompts.__getitem__, rollout.max_new_tokens),
+                num_samples=self.settings.held_out_samples,
+                is_right=self._is_right,
+                stop_ids=self.config.model.eos_token_id,
+                vocab_size=self.tokenizer.vocab_size,
+                seed=self.config.seed,
+            )
+            yield BenchmarksHook(observe.evaluate_every, asker)
+
+    def _is_right(self, one: Answer) -> bool:
+        """Whether all verifiers say so; without any, whether the reward is positive."""
+        verified = [one.terms.get(term.label, 0.0) for term in self.settings.rewards.terms if term.kind == "verifier"]
+        return all(value >= 1 for value in verified) if verified else (one.reward or 0.0) > 0
+
+    def _prompt(self, number: int) -> Prompt:
+        return self.prompts.at(number, self.config.seed)
+
+    def _read(self, paths: list[Path]) -> Prompts:
+        rollout, phase = self.settings.rollout, self.config.phases[0]
+        room = min(phase.seq_len, self.config.model.max_position_embeddings) - rollout.max_new_tokens
+        longest = min(rollout.max_prompt_tokens, room)
+        return make_prompts(read_prompts(paths), self.tokenizer, thinking=rollout.thinking, max_tokens=longest)
+
+    def _frozen(self, config: RunConfig) -> ParallelModel:
+        """The weights that the run began with, for forward passes alone."""
+        assert config.init_from is not None, "the stage starts from weights"
+        rules = [ParameterRule(match="*", lr_scale=0.0)]
+        held = "fp32" if config.precision.compute == "fp32" else "bf16"
+        frozen = config.model_copy(
+            update={
+                "model": config.model.model_copy(update={"num_nextn_predict_layers": 0}),
+                "optim": config.optim.model_copy(update={"rules": rules}),
+                "precision": config.precision.model_copy(update={"frozen": held}),
+            }
+        )
+        model = build_model(frozen, self.world)
+        load_initial_weights(config.init_from, model.state_dict(), frozen.model, self.tokenizer.fingerprint)
+        model.eval()
+        return model
+
+    def _critic_config(self, config: RunConfig) -> RunConfig:
+        critic = self.settings.critic
+        assert critic is not None, "asked for"
+        changes = {"heads": {"value": 1}, "lm_head": False, "num_nextn_predict_layers": 0, "tie_word_embeddings": False}
+        model = ModelConfig.model_validate(config.model.model_dump() | changes)
+        return config.model_copy(update={"model": model, "init_from": critic.init_from or config.init_from})
+
+
+class _Order:
+    """The prompts of a run by their number."""
+
+    def __init__(self, recipe: RlRecipe) -> None:
+        self._recipe = recipe
+
+    def __getitem__(self, number: int) -> Asked:
+        return Asked(number, self._recipe._prompt(number).ids)
+
+
+def _check(config: RunConfig, settings: RlConfig) -> None:
+    """Raise `ConfigError` for what does not go together."""
+    if len(config.phases) > 1:
+        raise ConfigError("phases: stage 'rl' has one phase; remove the others")
+    phase, rollout = config.phases[0], settings.rollout
+    if phase.batch_size % rollout.group_size:
+        raise ConfigError(
+            f"phases.0.batch_size: {phase.batch_size:,} answers are no multiple of rl.rollout.group_size = "
+            f"{rollout.group_size}; change one of them"
+        )
+    room = min(phase.seq_len, config.model.max_position_embeddings)
+    if rollout.max_new_tokens >= room:
+        raise ConfigError(
+            f"rl.rollout.max_new_tokens: {rollout.max_new_tokens:,} leaves no room for a prompt in {room:,} tokens "
+            "(phases.0.seq_len, model.max_position_embeddings); lower it"
+        )
+    if settings.critic is not None and config.lora is not None:
+        raise ConfigError("rl.critic: cannot be combined with lora; train all weights, or use another advantage.kind")
+
+
+def _digest(prompts: Prompts) -> str:
+    digest = hashlib.sha256()
+    for one in prompts.prompts:
+        digest.update(f"{one.id}\0{one.ids}\0".encode())
+    return digest.hexdigest()
