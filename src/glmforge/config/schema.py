@@ -256,6 +256,13 @@ class RunConfig(Strict):
     def _check_metric(self, key: str, metric: str) -> int:
         """The steps between two of its values."""
         observe = self.observe
+        answered = [one.name for one in self.data.held_out] if STAGES[self.stage].answers_held_out else []
+        if metric in answered:
+            if observe.evaluate_every is None:
+                refuse(key, "needs evaluations: set observe.evaluate_every")
+            return observe.evaluate_every
+        if metric in HELD_OUT_METRICS and STAGES[self.stage].answers_held_out:
+            refuse(f"{key}.metric", f"stage '{self.stage}' scores no text; name a set of data.held_out")
         if metric in HELD_OUT_METRICS and observe.evaluate_every is None:
             refuse(key, "needs evaluations: set observe.evaluate_every")
         every = observe.measured_every(metric)

@@ -71,6 +71,8 @@ class StageDeclaration:
         roles: the models that it holds in memory, the one that it is about first, without regard to adapters. It is
             called with the checked `RunConfig`; for `PLANNED_STAGES`, which have no section, with any, or None.
         needs_lm_head: whether it trains on next tokens, which `model.lm_head` predicts.
+        answers_held_out: whether at evaluations held-out prompts are answered, each set as a benchmark of its name, and
+            no text is scored.
         phase_defaults: of `PhaseConfig`, where they are others than written there.
         sections: sections of `RunConfig` that the stage brings, by name. Elsewhere they are refused.
         fill: of what a run is given makes other defaults, by section.
@@ -84,6 +86,7 @@ class StageDeclaration:
     starts_from_weights: bool = True
     roles: Callable[[Any], tuple[Role, ...]] = _one_model
     needs_lm_head: bool = False
+    answers_held_out: bool = False
     phase_defaults: Mapping[str, Any] = field(default_factory=dict)
     sections: Mapping[str, type[Strict]] = field(default_factory=dict)
     fill: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda given: {}
@@ -186,6 +189,7 @@ STAGES = {
             summary="a policy on rewards of its own answers: GRPO, PPO and relatives",
             recipe="glmforge.recipes.rl:RlRecipe",
             needs_lm_head=True,
+            answers_held_out=True,
             roles=_roles_of_rl,
             phase_defaults={"router_bias_rate": 0.0, "mtp_loss_weight": 0.0, "aux_loss_weight": 0.0},
             sections={"rl": RlConfig},

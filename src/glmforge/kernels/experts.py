@@ -20,6 +20,8 @@ Shapes: N rows, E experts, J input and O output features.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -63,10 +65,24 @@ def _chosen(x_NJ: Tensor, implementation: str) -> str:
     return implementation
 
 
+_AS_IN_TRAINING = ContextVar("as_in_training", default=False)
+
+
+@contextmanager
+def as_in_training() -> Iterator[None]:
+    """Inside, passes without gradients compute as those with them, to the last bit: what few rows take otherwise adds
+    up in another order."""
+    token = _AS_IN_TRAINING.set(True)
+    try:
+        yield
+    finally:
+        _AS_IN_TRAINING.reset(token)
+
+
 def is_for_native(x_NJ: Tensor, weight_EOJ: Tensor) -> bool:
     """Whether "sliced" leaves the work to the native kernels."""
     return (
-        not torch.is_grad_enabled()
+        not (torch.is_grad_enabled() or _AS_IN_TRAINING.get())
         and 0 < len(x_NJ) <= FEW_ROWS
         and not torch.compiler.is_compiling()
         and type(x_NJ) is Tensor  # has memory, as a fake one has not

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glmforge.config.schema import RunConfig
+from glmforge.config.stage import STAGES
 from glmforge.observe.background import Background
 from glmforge.observe.bus import Kind, Sink
 from glmforge.observe.metric_table import MetricTable
@@ -28,7 +29,8 @@ def run_sinks(config: RunConfig, total: tuple[int, int | None] | None) -> list[S
     """
     directory, observe = RunDirectory(config.output_dir), config.observe
     evaluates = observe.evaluate_every is not None
-    needles, benchmarks = observe.needles is not None, observe.benchmarks is not None
+    needles = observe.needles is not None
+    benchmarks = observe.benchmarks is not None or (evaluates and STAGES[config.stage].answers_held_out)
     samples = observe.samples is not None
     sinks: list[Sink] = [
         RunFiles(directory, evaluates=evaluates, samples=samples, needles=needles, benchmarks=benchmarks)

@@ -11,6 +11,7 @@ from torch import Tensor
 from glmforge.backend.global_batch import run_section
 from glmforge.backend.objective import Objective
 from glmforge.data.stream.batch import Batch
+from glmforge.kernels.experts import as_in_training
 from glmforge.model.transformer import Activations, GlmMoe
 from glmforge.observe.alive import Alive, quiet
 from glmforge.parallel.inputs import TokenShare
@@ -44,7 +45,8 @@ def score_tokens(
 
     def run(part: GlmMoe, index: int, received: Activations | None) -> tuple[Tensor, Activations | None]:
         alive(f"scoring answers, micro-batch {index + 1} of {len(micro_batches)}")
-        output = run_section(part, received, objective, micro_batches[index], share, adapters=adapters)
+        with as_in_training():
+            output = run_section(part, received, objective, micro_batches[index], share, adapters=adapters)
         if output.is_last:
             values_o = read(output.main).float()
             found[index][share.own(torch.arange(num_rows * seq_len, device=values_o.device))] = values_o
