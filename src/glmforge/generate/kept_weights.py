@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, Shard
 
@@ -39,6 +40,15 @@ class _Unit(NamedTuple):
     module: FSDPModule
     is_root: bool
     num_bytes: int
+    weights: tuple["_Sharded", ...]
+
+
+class _Sharded(NamedTuple):
+    """A weight that FSDP gathers: `module` has the gathered one under `name` while it is kept."""
+
+    module: nn.Module
+    name: str
+    master: nn.Parameter
 
 
 class _Cast(NamedTuple):
@@ -99,6 +109,31 @@ class KeptWeights:
             setattr(cast.module, cast.name, cast.master)
         self._units, self._casts = [], []
 
+    @torch.no_grad()
+    def differing(self) -> list[str]:
+        """Kept weights that are not what the masters are now; call it before `end`. Collective.
+
+        The proof that text was generated with the weights that are trained, whatever is kept of them. Compared are sums
+        of bits: of a master those of its parts on all ranks, in the type that is computed in.
+        """
+        found = [
+            f"{type(cast.module).__name__}.{cast.name}"
+            for cast in self._casts
+            if _sum_of_bits(cast.copy) != _sum_of_bits(cast.master.to(cast.copy.dtype))
+        ]
+        for unit in self._units:
+            kept = [(one, getattr(one.module, one.name)) for one in unit.weights]
+            kept = [(one, gathered) for one, gathered in kept if not _is_sharded(gathered)]
+            sums = torch.tensor([_sum_of_bits(one.master.to(gathered.dtype)) for one, gathered in kept])
+            for group in _fsdp_groups(kept[0][0].master) if kept else ():
+                on_device = sums.to(self.model.world.device)
+                dist.all_reduce(on_device, group=group)
+                sums = on_device.cpu()
+            for (one, gathered), expected in zip(kept, sums.tolist(), strict=True):
+                if _sum_of_bits(gathered) != expected:
+                    found.append(f"{type(one.module).__name__}.{one.name}")
+        return found
+
     def _count(self, num_bytes: int) -> bool:
         """Whether this much more may be kept."""
         fits = self.max_bytes is None or self._kept + num_bytes <= self.max_bytes
@@ -118,24 +153,42 @@ def _units(model: ParallelModel) -> Iterator[_Unit]:
             if isinstance(module, FSDPModule) and module not in not_run:
                 module.reshard()  # an evaluation may have left the root's weights gathered
                 dtype = torch.float32 if isinstance(module, Router) else part.compute_dtype
-                parameters = _parameters_of_unit(module)
+                weights = tuple(_weights_of_unit(module))
                 # Codes of quantised weights are gathered as they are.
                 num_bytes = sum(
                     _gathered_numel(one) * (dtype if one.is_floating_point() else one.dtype).itemsize
-                    for one in parameters
+                    for one in (weight.master for weight in weights)
                 )
-                yield _Unit(module, module is root, num_bytes)
+                yield _Unit(module, module is root, num_bytes, weights)
 
 
-def _parameters_of_unit(module: nn.Module) -> Iterator[nn.Parameter]:
+def _weights_of_unit(module: nn.Module) -> Iterator[_Sharded]:
     """The sharded parameters below `module` that do not belong to a unit inside it."""
-    yield from filter(_is_sharded, module.parameters(recurse=False))
+    for name, parameter in module.named_parameters(recurse=False):
+        if _is_sharded(parameter):
+            yield _Sharded(module, name, parameter)
     for child in module.children():
         if not isinstance(child, FSDPModule):
-            yield from _parameters_of_unit(child)
+            yield from _weights_of_unit(child)
 
 
-def _is_sharded(parameter: nn.Parameter) -> bool:
+def _fsdp_groups(master: nn.Parameter) -> Iterator[dist.ProcessGroup]:
+    """Of the ranks that have different parts of a parameter which FSDP gathers."""
+    assert isinstance(master, DTensor)
+    mesh = master.device_mesh
+    for dim, (axis, placement) in enumerate(zip(mesh.mesh_dim_names or (), master.placements, strict=True)):
+        if axis in _FSDP_AXES and not placement.is_replicate():
+            yield mesh.get_group(dim)
+
+
+def _sum_of_bits(tensor: Tensor) -> int:
+    """Of this rank's part, as an integer of 64 bits."""
+    part = tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return int(part.contiguous().view(kinds[part.element_size()]).sum(dtype=torch.int64))
+
+
+def _is_sharded(parameter: Tensor) -> bool:
     """Whether FSDP gathers it; what only tp or ep cuts is used as it lies."""
     return isinstance(parameter, DTensor) and not _FSDP_AXES.isdisjoint(parameter.device_mesh.mesh_dim_names or ())
 

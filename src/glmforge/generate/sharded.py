@@ -103,6 +103,10 @@ class ShardedModel:
         self._native, self._way_is_chosen = None, False
         self._weights.refresh()
 
+    def differing_weights(self) -> list[str]:
+        """Weights of the session that are not those that are trained, by name; see `KeptWeights`. Collective."""
+        return self._weights.differing()
+
     def weights_differ(self, *, closely: bool) -> bool:
         """A rank knows its shards only, and others have to restart with it: they are notified by `weights_changed`."""
         return False

@@ -15,6 +15,7 @@ import numpy as np
 
 from glmforge.config.rl import RolloutConfig
 from glmforge.data.stream.order import stream_key
+from glmforge.errors import GlmforgeError
 from glmforge.generate.answer import Sample
 from glmforge.generate.config import EngineConfig
 from glmforge.generate.engine import Engine
@@ -91,6 +92,11 @@ class Sampler:
                 stopped=lambda: enough is not None and num_complete >= enough,
                 alive=alive,
             )
+            if differing := self.runner.differing_weights():
+                raise GlmforgeError(
+                    f"the engine's weights are not those that are trained: {', '.join(differing[:3])}; this is a "
+                    "defect of the program, please report it"
+                )
         new = [self._answer(one, version, samples) for one, samples in zip(mine, found, strict=False)]
         gone_on = [
             self._continued(one, version, samples[0])

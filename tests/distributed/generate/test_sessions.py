@@ -181,3 +181,51 @@ def test_memory_is_what_is_stated(num_ranks: int, parallel: dict[str, Any]) -> N
     config = config.model_copy(update={"precision": config.precision.model_copy(update={"compute": "bf16"})})
     for stated, made in run_ranks(rank_measures, num_ranks, config):
         assert stated == made > 0
+
+
+def rank_compares(config: RunConfig) -> tuple[list[str], list[str], list[str], float]:
+    """What differs from the trained weights: in a session, after weights were changed without a word, and with one; and
+    by how much the change moves what the engine says."""
+    with join_world(resolve_layout(config, dist.get_world_size()), timeout_s=60) as world:
+        training = Training(config, world)
+        training.step()
+        runner = ShardedModel(training.model)
+        masters = training.model.state_dict()
+        with runner.session():
+            engine = engine_of(runner)
+            params = SamplingParams(max_new_tokens=2, logprobs=0)
+            ((before,),) = engine.generate([[1, 2, 3]], params)
+            whole = runner.differing_weights()
+        with runner.session():
+            engine = engine_of(runner)
+            engine.generate([[1, 2, 3]], params)
+            with torch.no_grad():
+                masters["model.layers.1.self_attn.o_proj.weight"].mul_(1.5)
+            changed = runner.differing_weights()
+        with runner.session():
+            engine = engine_of(runner)
+            ((after,),) = engine.generate([[1, 2, 3]], params)
+            engine.weights_changed()
+            ((after,),) = engine.generate([[1, 2, 3]], params)
+            moved = abs(after.logprobs[0].logprob - before.logprobs[0].logprob)
+            return whole, changed, runner.differing_weights(), moved
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "parallel", "precision"),
+    [
+        (2, {"dp_shard": 2, "ep": 2, "micro_batch_size": 2}, "fp32"),
+        (4, {"dp_shard": 2, "tp": 2, "ep": 2}, "bf16"),
+        (2, {"tp": 2}, "bf16"),
+    ],
+)
+def test_weights_that_are_not_the_trained_ones_are_named(
+    num_ranks: int, parallel: dict[str, Any], precision: str
+) -> None:
+    config = Case(parallel, num_ranks).config(single=False)
+    config = config.model_copy(update={"precision": config.precision.model_copy(update={"compute": precision})})
+    for whole, changed, after, moved in run_ranks(rank_compares, num_ranks, config):
+        assert whole == after == []
+        assert all(name.endswith(".weight") for name in changed)
+        assert len(changed) == 1
+        assert moved > 1e-3

@@ -141,6 +141,7 @@ def test_a_planted_bug_is_seen(expected: dict[str, Tensor]) -> None:
     try:
         actual, *_ = run_ranks(run_rank_with_sums_of_own_tokens, 2)
     except RankFailure as failure:
-        assert "ranks that hold copies of a part differ" in str(failure)
+        if "ranks that hold copies of a part differ" not in str(failure):
+            raise
         return
     assert differences(actual, expected)["sequences.losses"] > 1e-3
