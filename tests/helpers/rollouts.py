@@ -24,7 +24,7 @@ class Prompts:
         return Asked(number, [(number * 7 + place * 3) % 256 for place in range(5)])
 
 
-def score(answers: Sequence[Answer]) -> list[Answer]:
+def score(answers: Sequence[Answer], scores: Sequence[float] | None = None) -> list[Answer]:
     """The share of small token ids."""
     return [one.changed(reward=float(np.mean(one.tokens_N < 256)), terms={"small": 1.0}) for one in answers]
 

@@ -146,6 +146,11 @@ class RlConfig(Strict):
     rewards: RewardsConfig = RewardsConfig()
     advantage: AdvantageConfig = AdvantageConfig()
     surrogate: SurrogateConfig = SurrogateConfig()
+    reward_model: YamlPath | None = Field(
+        default=None,
+        description="run of stage reward, or its export, for rewards.terms of kind reward_model; it has the policy's "
+        "tokenizer",
+    )
     critic: CriticConfig | None = Field(default=None, description="for advantage.kind: gae, which needs it")
     kl: KlConfig | None = Field(default=None, description="None: no reference model")
     entropy: NonNegativeFloat = Field(default=0.0, description="weight of the entropy, which is kept high")
@@ -161,6 +166,13 @@ class RlConfig(Strict):
     keep_samples: PositiveInt = Field(
         default=1 << 30, description="bytes of answers kept in rollouts/ of the run, on each rank, at most"
     )
+
+    @model_validator(mode="after")
+    def _check_reward_model(self) -> Self:
+        asked = any(term.kind == "reward_model" and term.endpoint is None for term in self.rewards.terms)
+        if asked != (self.reward_model is not None):
+            refuse("reward_model", "goes with a term of kind reward_model in rewards.terms; set both or neither")
+        return self
 
     @model_validator(mode="after")
     def _check_critic(self) -> Self:

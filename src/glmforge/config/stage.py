@@ -149,6 +149,8 @@ def _roles_of_rl(run: Any) -> tuple[Role, ...]:
     roles = [Role("actor", forwards=int(rl.needs_old), cache_bytes=rl.rollout.cache_bytes)]
     if rl.needs_reference:
         roles.append(Role("reference", is_trained=False, forwards=1, base_of="actor"))
+    if rl.reward_model is not None:
+        roles.append(Role("reward", is_trained=False, forwards=1, has_vocabulary=False))
     if rl.critic is not None:
         roles.append(Role("critic", forwards=1, has_vocabulary=False))
     return tuple(roles)

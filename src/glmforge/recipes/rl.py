@@ -67,7 +67,10 @@ class RlRecipe(Recipe):
         settings = self.settings
         reference = None
         if settings.needs_reference and config.lora is None:
-            reference = self._frozen(config)
+            assert config.init_from is not None, "the stage starts from weights"
+            reference = self._frozen(config, config.init_from)
+        scores: dict[str, object] = {"heads": {"score": 1}, "lm_head": False, "tie_word_embeddings": False}
+        reward_model = None if settings.reward_model is None else self._frozen(config, settings.reward_model, **scores)
         if settings.critic is not None:
             self._critic = NativeBackend.build(self._critic_config(config), self.world)
         speaks = all(self.world.axis_rank(axis) == 0 for axis in ("tp", "pp", "cp"))
@@ -88,6 +91,7 @@ class RlRecipe(Recipe):
             source_of=lambda number: self._prompt(number).source,
             reference=reference,
             critic=None if self._critic is None else self._critic.model,
+            reward_model=reward_model,
             write=written,
         )
 
@@ -139,20 +143,22 @@ class RlRecipe(Recipe):
         longest = min(rollout.max_prompt_tokens, room)
         return make_prompts(read_prompts(paths), self.tokenizer, thinking=rollout.thinking, max_tokens=longest)
 
-    def _frozen(self, config: RunConfig) -> ParallelModel:
-        """The weights that the run began with, for forward passes alone."""
-        assert config.init_from is not None, "the stage starts from weights"
+    def _frozen(self, config: RunConfig, source: Path, **changes: object) -> ParallelModel:
+        """The weights in `source`, for forward passes alone. All layers are the run's."""
         rules = [ParameterRule(match="*", lr_scale=0.0)]
         held = "fp32" if config.precision.compute == "fp32" else "bf16"
         frozen = config.model_copy(
             update={
-                "model": config.model.model_copy(update={"num_nextn_predict_layers": 0}),
+                "model": ModelConfig.model_validate(
+                    config.model.model_dump() | {"num_nextn_predict_layers": 0} | changes
+                ),
+                "lora": None,
                 "optim": config.optim.model_copy(update={"rules": rules}),
                 "precision": config.precision.model_copy(update={"frozen": held}),
             }
         )
         model = build_model(frozen, self.world)
-        load_initial_weights(config.init_from, model.state_dict(), frozen.model, self.tokenizer.fingerprint)
+        load_initial_weights(source, model.state_dict(), frozen.model, self.tokenizer.fingerprint)
         model.eval()
         return model
 

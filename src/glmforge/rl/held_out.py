@@ -68,7 +68,7 @@ class HeldOut:
         config = self.config.model_copy(update={"replay": False, **changes})
         sampler = Sampler(config, model, stop_ids=self._stop_ids, vocab_size=self._vocab_size, seed=self._seed)
         answers = sampler.sample([one for some in self.prompts.values() for one in some], version=0, alive=alive)
-        scored = self._score(answers) if sampler.runner.is_first else []
+        scored = self._score(answers, None) if sampler.runner.is_first else []
         mine = [(*one.key, self._is_right(one), one.is_cut) for one in scored]
         found: dict[int, list[tuple[bool, bool]]] = {}
         for prompt, _, is_right, is_cut in sorted(one for part in gathered(mine) for one in part):

@@ -94,3 +94,14 @@ def unpacked(values_BS: Tensor, rows: Sequence[Sequence[Answer]]) -> dict[tuple[
             found[one.key] = values_S[start : start + len(one.tokens_N)].float().numpy().copy()
             place += one.num_tokens
     return found
+
+
+def last_values(values_BS: Tensor, rows: Sequence[Sequence[Answer]]) -> dict[tuple[int, int], float]:
+    """Answer's key -> what a forward pass over the batch of `rows` says at its last token."""
+    found = {}
+    for row, values_S in zip(rows, values_BS, strict=False):
+        end = 0
+        for one in row:
+            end += one.num_tokens
+            found[one.key] = float(values_S[end - 1])
+    return found

@@ -21,7 +21,7 @@ class AnswerScorer:
         self.rewards, self.tokenizer, self.prompt_of = rewards, tokenizer, prompt_of
         self.max_new_tokens = max_new_tokens
 
-    def __call__(self, answers: Sequence[Answer]) -> list[Answer]:
+    def __call__(self, answers: Sequence[Answer], scores: Sequence[float] | None = None) -> list[Answer]:
         texts = [
             ScoredText(
                 self.prompt_of(one.prompt),
@@ -32,9 +32,10 @@ class AnswerScorer:
             )
             for one in answers
         ]
+        given = {term.label: scores or [0.0] * len(texts) for term in self.rewards.given_from_outside}
         return [
             one.changed(reward=verdict.total, terms=dict(verdict.terms), failed=verdict.failed)
-            for one, verdict in zip(answers, self.rewards.score(texts), strict=True)
+            for one, verdict in zip(answers, self.rewards.score(texts, given), strict=True)
         ]
 
 

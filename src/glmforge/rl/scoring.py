@@ -3,7 +3,7 @@
 Shapes: B rows, S tokens per row, o the rank's own tokens.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -12,10 +12,34 @@ from glmforge.backend.global_batch import run_section
 from glmforge.backend.objective import Objective
 from glmforge.data.stream.batch import Batch
 from glmforge.kernels.experts import as_in_training
-from glmforge.model.transformer import Activations, GlmMoe
+from glmforge.model.transformer import Activations, ForwardOutput, GlmMoe, Head
 from glmforge.observe.alive import Alive, quiet
 from glmforge.parallel.inputs import TokenShare
 from glmforge.parallel.model import ParallelModel
+
+
+class LinearHeadOnly(Objective):
+    """What a linear head of a model says of each token, and nothing to minimise."""
+
+    terms, weights = (), ()
+    replays_experts = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def head(self, batch: Batch, share: TokenShare) -> Head[Tensor]:
+        return lambda h_tD, heads, depth: heads.linear[self.name](h_tD).squeeze(-1)
+
+    def denominators(self, batch: Batch) -> Tensor:
+        return torch.zeros(0, dtype=torch.float64, device=batch.ids_BS.device)
+
+    def numerators(self, output: ForwardOutput[Tensor], batch: Batch, share: TokenShare) -> Tensor:
+        return output.router.aux_loss.new_zeros(0)
+
+    def add_metrics(
+        self, sums: Mapping[str, Tensor], output: ForwardOutput[Tensor], batch: Batch, share: TokenShare
+    ) -> None:
+        return None
 
 
 @torch.no_grad()

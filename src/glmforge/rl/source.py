@@ -23,7 +23,6 @@ from glmforge.config.rl import RlConfig
 from glmforge.config.schema import RunConfig
 from glmforge.errors import DataError
 from glmforge.objectives.policy import PolicyObjective, TokenLogprobs
-from glmforge.objectives.value import ValueObjective
 from glmforge.observe.metric_table import Metric
 from glmforge.optim.schedule import learning_rate_schedule
 from glmforge.parallel.model import ParallelModel
@@ -36,10 +35,10 @@ from glmforge.rl.advantages import (
     token_rewards,
 )
 from glmforge.rl.exchange import deal, gathered, send
-from glmforge.rl.packing import batch_of, rows_of, unpacked
+from glmforge.rl.packing import batch_of, last_values, rows_of, unpacked
 from glmforge.rl.rollout import Asked, Sampler
 from glmforge.rl.samples import Answer, by_group, from_bytes, to_bytes
-from glmforge.rl.scoring import score_tokens
+from glmforge.rl.scoring import LinearHeadOnly, score_tokens
 from glmforge.training.source import BatchSource, Phase, Position, Range, StepInput, Total
 
 T = TypeVar("T")
@@ -69,8 +68,9 @@ class Prompts(Protocol):
     def __getitem__(self, number: int) -> Asked: ...
 
 
-Score = Callable[[Sequence[Answer]], Sequence[Answer]]
-"""Gives complete answers their rewards, on the rank that calls it."""
+Score = Callable[[Sequence[Answer], Sequence[float] | None], Sequence[Answer]]
+"""Gives complete answers their rewards, on the rank that calls it; takes what a reward model says of each, if there is
+one."""
 
 
 class RolloutSource(BatchSource):
@@ -80,6 +80,7 @@ class RolloutSource(BatchSource):
         source_of: the source of a prompt, for records.
         reference: the model that the policy is kept near; None: the policy without its adapters, if any is needed.
         critic: gives values, for advantages of kind "gae".
+        reward_model: scores answers by its head `score`, at their last token.
         write: takes the answers of each step as they are trained on, on this rank, with the step.
     """
 
@@ -95,11 +96,12 @@ class RolloutSource(BatchSource):
         source_of: Callable[[int], str] = lambda number: "",
         reference: ParallelModel | None = None,
         critic: ParallelModel | None = None,
+        reward_model: ParallelModel | None = None,
         write: Callable[[int, Sequence[Answer]], None] = lambda step, answers: None,
     ) -> None:
         self.config, self.settings, self.backend, self.prompts = config, settings, backend, prompts
         self.reference, self.critic, self._score, self._write = reference, critic, score, write
-        self._source_of = source_of
+        self._source_of, self.reward_model = source_of, reward_model
         (self._phase_config,) = config.phases
         self._objective = PolicyObjective(settings)
         self.world = backend.world
@@ -251,11 +253,21 @@ class RolloutSource(BatchSource):
 
     def _rewarded(self, answers: Sequence[Answer]) -> list[Answer]:
         """With rewards, which one rank of those that sampled the same computes. Collective."""
-        scored = self._score(answers) if self._speaks else []
+        scores = self._model_scores(answers) if self.reward_model is not None else None
+        given = None if scores is None else [scores[one.key] for one in answers]
+        scored = self._score(answers, given) if self._speaks else []
         verdicts = {one.key: (one.reward, one.terms, one.failed) for one in scored}
         known = {key: verdict for part in gathered(verdicts) for key, verdict in part.items()}
         names = ("reward", "terms", "failed")
         return [one.changed(**dict(zip(names, known[one.key], strict=True))) for one in answers]
+
+    def _model_scores(self, answers: Sequence[Answer]) -> dict[tuple[int, int], float]:
+        """What the reward model says of the answers of all ranks. Collective."""
+        assert self.reward_model is not None, "asked for"
+        rows, batch = self._batch(self._send(answers))
+        head, size = LinearHeadOnly("score"), self._micro_batch_size
+        values_BS = score_tokens(self.reward_model, head, _as_tensor, batch, size, alive=self.alive)
+        return {key: value for part in gathered(last_values(values_BS, rows)) for key, value in part.items()}
 
     def _kept(self, groups: Mapping[int, list[Answer]], counts: Counter[str]) -> dict[int, list[Answer]]:
         """Those that there is something to learn from."""
@@ -305,9 +317,8 @@ class RolloutSource(BatchSource):
         found: list[np.ndarray] = []
         if config.kind == "gae":
             assert self.critic is not None, "the recipe brings a critic"
-            values_BS = score_tokens(
-                self.critic, ValueObjective(), _as_tensor, batch, self._micro_batch_size, alive=self.alive
-            )
+            head, size = LinearHeadOnly("value"), self._micro_batch_size
+            values_BS = score_tokens(self.critic, head, _as_tensor, batch, size, alive=self.alive)
             values = unpacked(values_BS, rows)
             answers = [one.changed(values_N=values[one.key]) for one in answers]
         for place, one in enumerate(answers):

@@ -64,7 +64,7 @@ def test_a_resumed_run_goes_on_with_the_same_answers(name: str, stop: int) -> No
         assert same(one, other)
 
 
-def all_different(answers: Sequence[Answer]) -> list[Answer]:
+def all_different(answers: Sequence[Answer], scores: Sequence[float] | None = None) -> list[Answer]:
     return [one.changed(reward=float(one.sample)) for one in answers]
 
 
@@ -86,7 +86,7 @@ def test_every_prompt_is_trained_on_once_or_dropped() -> None:
         assert (np.diff(one.versions_N) >= 0).all()
 
 
-def equal_for_even_prompts(answers: Sequence[Answer]) -> list[Answer]:
+def equal_for_even_prompts(answers: Sequence[Answer], scores: Sequence[float] | None = None) -> list[Answer]:
     return [one.changed(reward=1.0) if one.prompt % 2 == 0 else one for one in score(answers)]
 
 
@@ -103,13 +103,15 @@ def test_groups_without_a_spread_are_dropped_and_others_sampled() -> None:
 
 
 def test_too_few_groups_with_a_spread_end_the_run() -> None:
-    source = new_source({"rollout": {"max_rounds": 2}}, score=lambda some: [one.changed(reward=0.0) for one in some])
+    source = new_source(
+        {"rollout": {"max_rounds": 2}}, score=lambda some, scores: [one.changed(reward=0.0) for one in some]
+    )
     with pytest.raises(DataError, match=r"after 2 rounds 0 of 4 groups .* too easy nor too hard"):
         source.next()
 
 
 def test_an_answer_whose_verifier_failed_is_not_trained_on() -> None:
-    def failing(answers: Sequence[Answer]) -> list[Answer]:
+    def failing(answers: Sequence[Answer], scores: Sequence[float] | None = None) -> list[Answer]:
         return [
             one.changed(reward=None, failed="timeout") if one.sample == 0 and one.prompt == 1 else one
             for one in score(answers)
