@@ -154,6 +154,9 @@ class RlConfig(Strict):
     critic: CriticConfig | None = Field(default=None, description="for advantage.kind: gae, which needs it")
     kl: KlConfig | None = Field(default=None, description="None: no reference model")
     entropy: NonNegativeFloat = Field(default=0.0, description="weight of the entropy, which is kept high")
+    fp32_head: bool = Field(
+        default=True, description="logits in fp32 where the model computes in bf16: as the engine's, a smaller gap"
+    )
     steps_per_rollout: PositiveInt = Field(default=1, description="optimizer steps on the answers of one rollout")
     max_gap: PositiveFloat | None = Field(
         default=None,

@@ -99,8 +99,10 @@ class PolicyObjective(Objective):
     def head(self, batch: Batch, share: TokenShare) -> Head[TokenLogprobs]:
         labels_t = share.take(batch.labels_BS.flatten())
         temperature, with_gradient = self.config.rollout.temperature, self.config.entropy > 0
+        is_exact = self.config.fp32_head
 
         def head(h_tD: Tensor, heads: Heads, depth: int) -> TokenLogprobs:
+            h_tD = h_tD.float() if is_exact and h_tD.dtype == torch.bfloat16 else h_tD
             h_tD = h_tD if temperature == 1 else h_tD / temperature
             with torch.set_grad_enabled(with_gradient and torch.is_grad_enabled()):
                 entropy_o = heads.lm.entropy(h_tD)
