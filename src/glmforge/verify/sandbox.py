@@ -114,17 +114,9 @@ def _python() -> str:
 @lru_cache(maxsize=1)
 def _sandbox() -> tuple[str, ...]:
     """Arguments of bubblewrap in front of a command."""
-    shown: list[str] = []
-    for path in filter(Path.is_dir, map(Path, ("/usr", "/etc/alternatives"))):
-        shown += ["--ro-bind", str(path), str(path)]
+    shown = ["/usr", "/etc/alternatives", "/bin", "/lib", "/lib64"]
     if not _python().startswith("/usr/"):
-        base = str(sysconfig.get_config_var("prefix"))
-        shown += ["--ro-bind", base, base]
-    for path in map(Path, ("/bin", "/lib", "/lib64")):
-        if path.is_symlink():
-            shown += ["--symlink", f"usr/{path.name}", str(path)]
-        elif path.is_dir():
-            shown += ["--ro-bind", str(path), str(path)]
+        shown.append(str(sysconfig.get_config_var("prefix")))
     # The kernel counts no processes of root, whatever the limit: a fork bomb would take the machine.
     other_user = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups") if os.geteuid() == 0 else ()
     return (
@@ -132,7 +124,7 @@ def _sandbox() -> tuple[str, ...]:
         shutil.which("bwrap") or "bwrap",
         *("--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--setenv", "PATH", "/usr/bin:/bin"),
         *("--setenv", "PYTHONHASHSEED", "0"),
-        *shown,
+        *(part for path in shown for part in ("--ro-bind-try", path, path)),
         *("--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp", "--chdir", "/tmp"),
         *("--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"),
     )

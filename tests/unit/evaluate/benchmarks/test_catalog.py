@@ -9,7 +9,7 @@ pytest.importorskip("lm_eval", reason="needs glmforge[eval]")
 
 from glmforge.errors import DataError, GlmforgeError
 from glmforge.evaluate.benchmarks import catalog
-from glmforge.evaluate.benchmarks.catalog import is_proven, known_names, open_benchmark
+from glmforge.evaluate.benchmarks.catalog import known_names, open_benchmark
 from glmforge.evaluate.benchmarks.harness import Asking, run_benchmark
 from glmforge.evaluate.benchmarks.replies import Reply
 from glmforge.evaluate.run import PREDICTIONS, finish
@@ -124,18 +124,13 @@ class Answerer:
 
     def score(self, requests):
         return [
-            Reply(
-                "score", 1, 1, logprob=-float((request.idx == request.doc["answer"]) != self.is_right), is_greedy=False
-            )
+            Reply("score", 1, 1, logprob=-float((request.idx == request.doc["answer"]) != self.is_right))
             for request in requests
         ]
 
     def write(self, requests):
         self.prompts += [request.args[0] for request in requests]
         return [[Reply("text", 1, 1, text=self._answer(request.doc))] for request in requests]
-
-    def loglikelihood_rolling(self, requests):
-        raise NotImplementedError
 
     def _answer(self, doc):
         right = {
@@ -172,7 +167,6 @@ def test_right_and_wrong_answers(name, data, tmp_path):
         assert score.score == float(is_right), items[0]
         assert not score.refused
     assert len({item.number for item in items}) == len(items)
-    assert is_proven(name) == (name not in ("ifeval", "swebench"))
 
 
 @pytest.mark.parametrize("name", known_names())

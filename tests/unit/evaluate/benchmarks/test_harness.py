@@ -1,5 +1,6 @@
 """Models that know the answers, and those that know the wrong ones, score as they must; what is cut is told apart."""
 
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from helpers.benchmark_tasks import task_file
 from helpers.evaluation import SUBJECTS, write_benchmarks
 
 pytest.importorskip("lm_eval")
@@ -53,9 +55,6 @@ class Fake:
             ]
             for one in requests
         ]
-
-    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        return [-1.0 for _ in requests]
 
 
 def knows(request: Instance, sample: int = 0) -> str:
@@ -152,6 +151,29 @@ def test_pass_at_k_and_majority_of_several_samples(data: Path) -> None:
     # One right answer among four different ones comes first, and the first of equal votes is taken.
     assert score.extra["majority@4"] == pytest.approx(sum(number > 0 for number in right) / 8)
     assert score.num_samples == 4
+
+
+ROLLING = """
+task: sums
+output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{a}} + {{b}} is {{c}}"
+metric_list: [{metric: bits_per_byte}]
+"""
+
+
+def test_whole_texts_are_measured_in_bits_per_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all texts together, so long ones weigh more; the score is negative, for higher is better."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    ten_bits = Fake(prefers=lambda request: -10 * math.log(2))
+    benchmark = open_benchmark(str(task_file(tmp_path, ROLLING, 9)))
+    score, items = run_benchmark(benchmark, ALL, ten_bits)
+    sizes = [len(item.prompt.encode()) for item in items]
+    assert len(set(sizes)) > 1
+    assert [item.score for item in items] == pytest.approx([-10 / size for size in sizes])
+    assert score.score == pytest.approx(sum(item.score for item in items) / 9)
+    assert score.extra == {"bits_per_byte": pytest.approx(10 * 9 / sum(sizes))}
+    assert score.metric == "negative bits per byte"
 
 
 def test_digests_and_fingerprints_are_of_prompts_and_data(data: Path, tmp_path: Path) -> None:
