@@ -117,7 +117,7 @@ def _sandbox() -> tuple[str, ...]:
     shown = ["/usr", "/etc/alternatives", "/bin", "/lib", "/lib64"]
     if not _python().startswith("/usr/"):
         shown.append(str(sysconfig.get_config_var("prefix")))
-    # The kernel counts no processes of root, whatever the limit: a fork bomb would take the machine.
+    # The kernel does not limit the processes of root: a fork bomb would take the machine.
     other_user = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups") if os.geteuid() == 0 else ()
     return (
         *other_user,

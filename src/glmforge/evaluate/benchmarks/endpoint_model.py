@@ -232,7 +232,7 @@ def _written(reply: _Completion, seconds: float) -> Reply:
 
 
 def _scored(reply: _Completion, prompt: str | Sequence[int], start: int, seconds: float) -> Reply:
-    """What an echoed prompt says of its tokens from `start` on: the place of a token id, or of a character."""
+    """The log-probabilities of an echoed prompt from `start` on: the place of a token id, or of a character."""
     found = reply.choices[0].logprobs or _Logprobs()
     places = list(range(start, len(prompt)))
     if isinstance(prompt, str):

@@ -232,17 +232,13 @@ def _measured(benchmark: Benchmark, asked: Asked, responses: Sequence[Any]) -> t
 
 
 def _filtered(benchmark: Benchmark, asked: Asked, responses: Sequence[Any]) -> list[Any]:
-    for one in getattr(asked.task, "_filters", []):
-        if one.name == benchmark.filter:
-            copies = [
-                Instance(
-                    request.request_type, dict(asked.doc), request.arguments, request.idx, request.metadata, [response]
-                )
-                for request, response in zip(asked.requests, responses, strict=True)
-            ]
-            one.apply(copies)
-            return [copy.filtered_resps[one.name] for copy in copies]
-    return list(responses)
+    chosen = next((one for one in getattr(asked.task, "_filters", []) if one.name == benchmark.filter), None)
+    if chosen is None:
+        return list(responses)
+    for request, response in zip(asked.requests, responses, strict=True):
+        request.resps = [response]
+    chosen.apply(asked.requests)
+    return [request.filtered_resps[chosen.name] for request in asked.requests]
 
 
 def score_of(benchmark: Benchmark, items: Sequence[Item]) -> Score:

@@ -155,7 +155,7 @@ class EngineLM(Model, TemplateLM):
         replies = self._score([(context, continuation) for _, context, continuation in requests])
         return [(reply.logprob or 0.0, bool(reply.is_greedy)) for reply in replies]
 
-    # Requests of tasks become requests for the engine.
+    # Requests for the engine.
 
     @property
     def _positions(self) -> int:
@@ -177,7 +177,7 @@ class EngineLM(Model, TemplateLM):
         content = asdict(params) | {"seed": self.generation.seed}
         number = self.generation.num_samples
         digests = tuple(request_digest("text", kept, content, sample) for sample in range(number))
-        seed = int(digests[0][:15], 16)  # of its content: whatever else runs, it is the same
+        seed = int(digests[0][:15], 16)  # of its content: it does not depend on what else runs
         return EngineRequest(kept, replace(params, num_samples=number, seed=seed), digests, len(kept) < len(ids))
 
     def _pairs(self, request: Instance) -> list[Pair]:

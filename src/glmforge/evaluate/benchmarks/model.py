@@ -1,7 +1,7 @@
 """What answers the requests of benchmarks: the engine (`language_model.py`) or a server (`endpoint_model.py`).
 
-Both are language models of lm-evaluation-harness that keep their replies. Here is what they share: how a task's
-settings and ours become settings of sampling, how prompts become token ids, and which part of a reply is the answer.
+Both are language models of lm-evaluation-harness that keep their replies. Here is what they share: the settings
+of sampling, the token ids of prompts, and which part of a reply is the answer.
 """
 
 from abc import abstractmethod
@@ -38,7 +38,7 @@ class Generation:
         return int(self.max_new_tokens or settings.get("max_gen_toks", DEFAULT_MAX_NEW_TOKENS))
 
     def sampling(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Temperature, top-p and top-k for a request with these settings; greedy if neither says anything."""
+        """Temperature, top-p and top-k for a request with these settings; greedy if neither sets them."""
         names = ("temperature", "top_p", "top_k")
         is_sampled = settings.get("do_sample", settings.get("temperature", 0.0) > 0)
         given = {name: settings[name] for name in names if is_sampled and name in settings}

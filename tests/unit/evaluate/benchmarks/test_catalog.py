@@ -124,8 +124,8 @@ class Answerer:
 
     def score(self, requests):
         return [
-            Reply("score", 1, 1, logprob=-float((request.idx == request.doc["answer"]) != self.is_right))
-            for request in requests
+            Reply("score", 1, 1, logprob=-float((one.idx == one.doc["answer"]) != self.is_right), is_greedy=False)
+            for one in requests
         ]
 
     def write(self, requests):

@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -58,11 +57,8 @@ class Fake:
 
 
 def knows(request: Instance, sample: int = 0) -> str:
-    """What the data have as the answer: the number, the solution, a function."""
-    doc: dict[str, Any] = request.doc
-    if "entry_point" in doc:
-        return f"    return {int(doc['task_id']) + 1}\n"
-    return str(doc.get("answer") or doc.get("solution"))
+    """What the data have as the answer: the number, the solution."""
+    return str(request.doc.get("answer") or request.doc.get("solution"))
 
 
 def is_right(request: Instance) -> bool:
@@ -86,10 +82,7 @@ def score_of(model: Fake, data: Path, name: str, asking: Asking = ALL) -> Score:
     return run_benchmark(open_benchmark(name, data), asking, model)[0]
 
 
-NEEDS_BWRAP = pytest.mark.skipif(shutil.which("bwrap") is None, reason="no bubblewrap")
-
-
-@pytest.mark.parametrize("name", ["mmlu", "gsm8k", "math", pytest.param("humaneval", marks=NEEDS_BWRAP)])
+@pytest.mark.parametrize("name", ["mmlu", "gsm8k", "math"])
 def test_who_knows_the_answers_scores_100_and_who_knows_the_wrong_ones_0(data: Path, name: str) -> None:
     for asking in (Asking(), Asking(num_fewshot=0, chat=True, system="Be brief.", limit=5)):
         right, wrong = (score_of(model, data, name, asking) for model in (ORACLE, ANTI_ORACLE))
