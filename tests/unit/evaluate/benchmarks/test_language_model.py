@@ -119,6 +119,21 @@ def test_prompts_that_are_too_long_lose_their_beginning_and_say_so(export: Path,
     assert len(kept) == lm._positions - 11
 
 
+def test_an_answer_ends_at_a_stop_string_or_is_cut(export: Path) -> None:
+    lm = language_model(export)
+    ((cut,),) = lm.write([question("import", until=[], max_gen_toks=3)])
+    ((stopped,),) = lm.write([question("import", until=[cut.text[:2]], max_gen_toks=3)])
+    assert (cut.is_cut, cut.num_tokens, len(cut.text) > 2) == (True, 3, True)
+    assert (stopped.is_cut, stopped.text) == (False, "")
+
+
+@pytest.mark.parametrize(("is_chat", "thinking"), [(False, True), (True, False), (True, True)])
+def test_stop_strings_do_not_end_the_reasoning(export: Path, is_chat: bool, thinking: bool) -> None:
+    lm = language_model(export, Generation(thinking=thinking), is_chat=is_chat)
+    (asked,) = lm.missing([question("import")])
+    assert asked.params.stop == (() if is_chat and thinking else ("\n\n",))
+
+
 def test_what_a_conversation_spells_is_text(export: Path, tmp_path: Path) -> None:
     lm = language_model(export, is_chat=True)
     marks = [lm.words.special_id(token) for token in CONTROL]
