@@ -21,7 +21,7 @@ from lm_eval.tasks._yaml_loader import load_yaml  # the index of all tasks takes
 from glmforge.config.explain import suggest
 from glmforge.errors import DataError, GlmforgeError
 from glmforge.evaluate.benchmarks import function_calls, scorers
-from glmforge.evaluate.benchmarks.local_data import Row, Source, digest_of, read_archive, read_rows
+from glmforge.evaluate.benchmarks.local_data import Fields, Row, Source, digest_of, read_archive, read_rows
 from glmforge.extras import needed_for
 from glmforge.files import shown
 
@@ -135,7 +135,7 @@ def _own(prompt: str, target: str, num_tokens: int, score: Callable[..., object]
         "test_split": "test",
         "doc_to_text": prompt,
         "doc_to_target": target,
-        "generation_kwargs": {"until": until, "max_gen_toks": num_tokens, "do_sample": False},
+        "generation_kwargs": {"until": list(until), "max_gen_toks": num_tokens, "do_sample": False},
         "num_fewshot": 0,
         "metric_list": _METRICS,
         "process_results": score,
@@ -146,20 +146,13 @@ def _own(prompt: str, target: str, num_tokens: int, score: Callable[..., object]
 def _one_file(
     files: tuple[str, ...],
     url: str,
-    fields: Mapping[str, type | tuple[type, ...]],
+    fields: Fields,
     config: Callable[[], dict[str, Any]],
     metric: str = "right",
     row: Callable[[Row], Row] = lambda row: row,
     **more: Any,
 ) -> Maker:
-    """A benchmark of one task, whose items are the rows of a file.
-
-    Args:
-        fields: of each row, with their types.
-        config: the task.
-        row: changes each row.
-        more: of `Benchmark`.
-    """
+    """A benchmark of one task, whose items are the rows of a file, each changed by `row`; `more` is of `Benchmark`."""
 
     def make(name: str, data: Path | None) -> Benchmark:
         rows = [row(one) for one in read_rows(Source(files, url).find(data, name), fields)]

@@ -23,16 +23,10 @@ class FunctionCallTask(ConfigurableTask):
     """A task whose documents have functions, which only a chat template can write."""
 
     def fewshot_context(
-        self,
-        doc: Mapping[str, str],
-        num_fewshot: int,
-        system_instruction: str | None = None,
-        apply_chat_template: bool = False,
-        chat_template: Callable[..., str] | None = None,
-        **_: object,
+        self, doc: Row, *, system_instruction: str | None, chat_template: Callable[..., str] | None, **_: object
     ) -> str:
         """The conversation, with the functions."""
-        if not apply_chat_template or chat_template is None:
+        if chat_template is None:
             raise GlmforgeError("bfcl: the chat template writes the functions: add --chat")
         system = [{"role": "system", "content": system_instruction}] if system_instruction else []
         tools = [{"type": "function", "function": as_json_schema(one)} for one in json.loads(doc["functions"])]

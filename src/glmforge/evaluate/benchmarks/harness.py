@@ -12,7 +12,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -178,19 +178,8 @@ def _of_answers(benchmark: Benchmark, asked: Asked, replies: Sequence[Reply]) ->
         answer = visible_answer(reply.text, stops)
         metrics, extracted = _measured(benchmark, asked, [answer])
         measured.append(metrics)
-        written.append(
-            Written(
-                text=reply.text,
-                answer=answer,
-                extracted=extracted,
-                score=metrics[benchmark.metric],
-                is_cut=reply.is_cut,
-                num_tokens=reply.num_tokens,
-                num_prompt_tokens=reply.num_prompt_tokens,
-                logprob=reply.logprob,
-                seconds=reply.seconds,
-            )
-        )
+        judged = {"answer": answer, "extracted": extracted, "score": metrics[benchmark.metric], "is_cut": reply.is_cut}
+        written.append(Written.model_validate(asdict(reply) | judged))
     return {
         "target": str(asked.task.doc_to_target(asked.doc)),
         "score": _mean(one.score for one in written),

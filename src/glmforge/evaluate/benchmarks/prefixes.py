@@ -29,8 +29,6 @@ def shared_prefixes(prompts: Sequence[Sequence[int]], page_size: int) -> list[li
             shared, level = length, level + 1
         ends = [place + 1 for place in range(start, stop - 1) if common[place] == length]
         ranges += [(first, last, shared, level) for first, last in itertools.pairwise([start, *ends, stop])]
-    for some in levels:
-        some.reverse()  # ranges come from their end
     return levels
 
 
