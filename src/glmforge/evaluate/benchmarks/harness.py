@@ -36,8 +36,8 @@ EQUALLY_LIKELY = 1e-6
 
 @dataclass(frozen=True)
 class Asking:
-    """How the items are asked: in the chat template with few-shot examples as turns, with another number of them than
-    the task's own, and only `limit` items of each benchmark, taken evenly."""
+    """How the items are asked. `chat` applies the chat template, with few-shot examples as turns after the `system`
+    message; `num_fewshot` replaces the task's own number; `limit` takes this many items, evenly."""
 
     chat: bool = False
     system: str = ""

@@ -29,7 +29,7 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, UnicodeDecodeError, csv.Er
 
 @dataclass(frozen=True)
 class Source:
-    """Names in the data directory, of which the first that exists is read, and where to get the file."""
+    """Where data are: `files` are names in the data directory, of which the first that exists is read."""
 
     files: tuple[str, ...]
     url: str

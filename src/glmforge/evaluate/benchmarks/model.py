@@ -1,7 +1,7 @@
 """What answers the requests of benchmarks: the engine (`language_model.py`) or a server (`endpoint_model.py`).
 
-Both are language models of lm-evaluation-harness that keep their replies. Here is what they share: the settings
-of sampling, the token ids of prompts, and which part of a reply is the answer.
+Both are language models of lm-evaluation-harness that keep their replies. This file has what they share: settings of
+sampling, token ids of prompts, and which part of a reply is the answer.
 """
 
 from abc import abstractmethod
@@ -22,8 +22,8 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Generation:
-    """How answers are written: of a limit or sampling that is None the task decides; temperature 0 is greedy;
-    `thinking` has the model reason first in conversations."""
+    """How answers are written. None leaves a value to the task; temperature 0 is greedy; with `thinking` the model
+    reasons before it answers in a conversation."""
 
     max_new_tokens: int | None = None
     temperature: float | None = None
