@@ -33,8 +33,8 @@ def mathematics(doc: Doc, answers: Sequence[str]) -> dict[str, float | str | Non
 
 def humaneval(doc: Doc, answers: Sequence[str]) -> dict[str, float]:
     """Whether the function passes the document's tests. An answer continues the prompt, or is a program in a fence."""
-    (answer, prompt), fenced = (answers[0], doc["prompt"]), _FENCED.findall(answers[0])
-    program = fenced[-1] if fenced and f"def {doc['entry_point']}" in fenced[-1] else prompt + answer
+    prompt, fenced = doc["prompt"], _FENCED.findall(answers[0])
+    program = fenced[-1] if fenced and f"def {doc['entry_point']}" in fenced[-1] else prompt + answers[0]
     before = f"{prompt}\n    pass\n" if fenced else ""
     return _passes(before + program, f"{doc['test']}\ncheck({doc['entry_point']})")
 
@@ -42,7 +42,7 @@ def humaneval(doc: Doc, answers: Sequence[str]) -> dict[str, float]:
 def mbpp(doc: Doc, answers: Sequence[str]) -> dict[str, float]:
     """Whether the program passes the document's tests; if there are fences it is what the last one holds."""
     tests = "\n".join([doc["test_setup_code"], *doc["test_list"]])
-    return _passes((_FENCED.findall(answers[0]) or answers)[-1], tests)
+    return _passes((_FENCED.findall(answers[0]) or [answers[0]])[-1], tests)
 
 
 def function_calls(doc: Doc, answers: Sequence[str]) -> dict[str, float | str | None]:
