@@ -12,7 +12,6 @@ process. Times include tokenisation. Our engine begins each turn with an empty c
 
 import argparse
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +29,7 @@ from record import write_result  # noqa: E402
 from glmforge.evaluate.benchmarks.catalog import open_benchmark  # noqa: E402
 from glmforge.evaluate.benchmarks.harness import Asking, requests_of  # noqa: E402
 from glmforge.evaluate.benchmarks.language_model import EngineLM  # noqa: E402
+from glmforge.evaluate.benchmarks.model import Generation  # noqa: E402
 from glmforge.evaluate.benchmarks.prefixes import common_length  # noqa: E402
 from glmforge.evaluate.benchmarks.replies import ReplyStore  # noqa: E402
 from glmforge.generate.config import EngineConfig  # noqa: E402
@@ -76,9 +76,7 @@ class Ours:
         self._model, self._words = engine.runner, engine.tokenizer
 
     def __call__(self) -> EngineLM:
-        store = ReplyStore(Path(tempfile.gettempdir()) / "none")
-        store.add_all = store.known.update  # type: ignore[method-assign, assignment]
-        return EngineLM(Engine(self._model, CONFIG, tokenizer=self._words), store)
+        return EngineLM(Engine(self._model, CONFIG, tokenizer=self._words), ReplyStore(None), Generation())
 
 
 def hf_model(model: Path, batch_size: int) -> HFLM:

@@ -5,18 +5,65 @@ import io
 import json
 import random
 import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from glmforge.checkpoint.convert import export_hf
 from glmforge.config.model import ModelConfig
+from glmforge.evaluate.benchmarks.replies import Reply
 from glmforge.model import GlmMoe
 from helpers.models import randomize_, tiny_config
 from helpers.tiny_data import VOCAB_SIZE, TinyData
 
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
 SUBJECTS = ("anatomy", "astronomy")
 _WORDS = ("import", "return", "class", "list", "value", "name", "self", "error", "string", "file", "number", "line")
+
+
+WRONG = "The answer is #### 4567 \\boxed{4567}"
+
+
+@dataclass
+class FakeModel:
+    """A model of benchmarks that answers as a function of the request and the number of the sample says.
+
+    Attributes:
+        prefers: the log-likelihood of a choice.
+        cuts: which samples are cut.
+        prompts: that it was given to answer.
+    """
+
+    says: "Callable[[Instance, int], str]" = lambda request, sample: WRONG
+    prefers: "Callable[[Instance], float]" = lambda request: 0.0
+    num_samples: int = 1
+    cuts: "Callable[[Instance, int], bool]" = lambda request, sample: False
+    prompts: list[str] = field(default_factory=list)
+
+    tokenizer_name = "fake"
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True, tools: object = None
+    ) -> str:
+        return json.dumps([chat_history, tools])
+
+    def score(self, requests: "Sequence[Instance]") -> list[Reply]:
+        return [Reply("score", 1, 5, logprob=self.prefers(request), is_greedy=False) for request in requests]
+
+    def write(self, requests: "Sequence[Instance]") -> list[list[Reply]]:
+        self.prompts += [request.args[0] for request in requests]
+        return [
+            [
+                Reply("text", 3, 5, self.says(one, sample), finished="length" if self.cuts(one, sample) else "stop")
+                for sample in range(self.num_samples)
+            ]
+            for one in requests
+        ]
 
 
 def write_export(data: TinyData, directory: Path, **changes: object) -> Path:

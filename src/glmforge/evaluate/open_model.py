@@ -1,7 +1,7 @@
 """A model on the disk, ready to answer: in one process, or sharded over the ranks that a launcher has started.
 
-Sharded, its weights are held in the type that they are computed in, as in one process, and nothing is trained. Ranks
-of different data shares answer different requests; those of one tp or pp group the same ones (`generate.sharded`).
+Sharded weights are held in the type that they are computed in, as in one process. Data ranks answer different
+requests; ranks of one tp or pp group the same ones (`generate.sharded`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,6 @@ from glmforge.checkpoint.initial_weights import load_initial_weights
 from glmforge.checkpoint.pretrained import check_vocabulary, load_tokenizer, open_checkpoint
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import dump_config, load_config
-from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import EMBEDDING
 from glmforge.config.schema import RunConfig
 from glmforge.data.tokens.tokenizer import Tokenizer
@@ -35,7 +34,7 @@ from glmforge.runtime.launch import LaunchEnvironment
 
 
 class OpenModel(NamedTuple):
-    """A model that answers, and what tells it from other models."""
+    """A model that answers, and what identifies it."""
 
     engine: Engine
     identity: dict[str, Any]
@@ -72,7 +71,7 @@ def open_model(
         yield OpenModel(engine, _identity(engine.runner.model.state_dict(), engine.tokenizer))
         return
     words = load_tokenizer(source) if tokenizer is None else Tokenizer.load(tokenizer)
-    run = _run_config(*_stored(Path(source)), dtype, launch.world_size, parallel)
+    run = _run_config(Path(source), dtype, launch.world_size, parallel)
     check_vocabulary(words, run.model, tokenizer or source)
     layout, limits = resolve_layout(run, launch.world_size), run.parallel
     with join_world(layout, limits.process_group_timeout_s, wait_s=limits.join_timeout_s) as world:
@@ -90,17 +89,12 @@ def _identity(weights: Mapping[str, Tensor], tokenizer: Tokenizer) -> dict[str, 
     return {"weights": weights_digest(weights), "tokenizer": tokenizer.fingerprint}
 
 
-def _stored(source: Path) -> tuple[ModelConfig, torch.dtype]:
-    """The model in `source`, and the type that its weights are read in."""
-    if kind_of(source / "config.json", error=CheckpointError) is not None:
-        return hf_model_config(source), HfTensors(source)[EMBEDDING].dtype
-    return open_checkpoint(source).run.model, torch.float32
-
-
-def _run_config(
-    model: ModelConfig, stored: torch.dtype, dtype: torch.dtype | None, num_ranks: int, parallel: Sequence[str]
-) -> RunConfig:
+def _run_config(source: Path, dtype: torch.dtype | None, num_ranks: int, parallel: Sequence[str]) -> RunConfig:
     """The model laid out for forward passes: all of it frozen, in the type that it is computed in."""
+    if kind_of(source / "config.json", error=CheckpointError) is not None:
+        model, stored = hf_model_config(source), HfTensors(source)[EMBEDDING].dtype
+    else:
+        model, stored = open_checkpoint(source).run.model, torch.float32
     names = {dtype: name for name, dtype in DTYPES.items()}
     if (compute := names.get(dtype or stored)) is None:
         raise ConfigError(

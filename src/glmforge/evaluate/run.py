@@ -20,7 +20,7 @@ from glmforge.data.files import disk_errors, write_whole
 from glmforge.errors import CheckpointError, DataError
 from glmforge.evaluate.benchmarks.catalog import Benchmark
 from glmforge.evaluate.benchmarks.harness import Answered, Asked, Asking, Model, answer, requests_of, score
-from glmforge.evaluate.benchmarks.language_model import Generation
+from glmforge.evaluate.benchmarks.model import Generation
 from glmforge.evaluate.result import RESULT, Item, Result, Score, write_result
 from glmforge.files import kind_of, parse_json, read_text
 from glmforge.parallel.placement import local_chunk

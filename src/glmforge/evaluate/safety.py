@@ -24,8 +24,8 @@ from glmforge.errors import DataError
 from glmforge.evaluate.benchmarks.catalog import Benchmark
 from glmforge.evaluate.benchmarks.harness import Model, score_of
 from glmforge.evaluate.benchmarks.local_data import Row, Source, digest_of, read_rows
+from glmforge.evaluate.benchmarks.model import visible_answer
 from glmforge.evaluate.benchmarks.replies import Reply
-from glmforge.evaluate.benchmarks.visible import visible_answer
 from glmforge.evaluate.result import Item, Score, Written
 from glmforge.evaluate.statistics import Estimate, estimate
 

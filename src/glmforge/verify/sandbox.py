@@ -1,31 +1,37 @@
-"""Programs of a model, run in a sandbox: no network, no files but Python's, no writing outside /tmp, limited in time,
+"""Run a model's programs in a sandbox: no network, no files but Python's, no writing outside /tmp, and limits of time,
 memory, processes and output.
 
-It is bubblewrap's: a program sees new namespaces of everything, as a user without rights. Without bubblewrap nothing
-runs, unless `unsafe` says so in so many words: then a program runs as the user, with limits of time and memory only.
+The sandbox is bubblewrap's: a program gets new namespaces of everything and runs as a user without rights. Without
+bubblewrap nothing runs, unless the caller passes `unsafe`: then programs run as the user, with limits of time, memory
+and output only.
 """
 
-import contextlib
 import os
-import selectors
 import shutil
 import signal
 import subprocess
 import sys
 import sysconfig
-import time
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import IO
+from tempfile import TemporaryFile
 
 from glmforge.errors import GlmforgeError
 
 MEMORY_BYTES = 1 << 30
 OUTPUT_BYTES = 1 << 16
+_FILE_BYTES = 10 << 20
+"""Of a file that a program writes. Its output goes to files, so that this stops a program that never stops writing."""
 _SCRATCH_BYTES = 256 << 20
 """Of all files under /tmp; they lie in memory."""
 _SYSTEM_PYTHON = Path("/usr/bin/python3")
+_READ_PROGRAM = (
+    "import sys; n = int(sys.stdin.buffer.readline()); s = sys.stdin.buffer.read(n).decode(); "
+    "exec(compile(s, 'program.py', 'exec'), {'__name__': '__main__'})"
+)
+"""The program comes by standard input: an argument has a limit of 128 KiB."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class Finished:
     """How a program ended.
 
     Attributes:
-        reason: "exit" by itself; "time" was up; "output" was more than it may write.
+        reason: "exit" by itself; "time" was up; "output" was longer than `OUTPUT_BYTES`.
         status: its exit status, negative for a signal.
         output, errors: the beginning of what it wrote.
     """
@@ -59,51 +65,47 @@ def run_program(
     Raises:
         GlmforgeError: there is no sandbox.
     """
-    command = _limits(timeout_s, memory_bytes)
-    if _has_sandbox():
-        command = [*_sandbox(), *command]
-    elif not unsafe:
+    text, reason = program.encode(errors="replace"), "exit"
+    with (
+        TemporaryFile() as output,
+        TemporaryFile() as errors,
+        subprocess.Popen(
+            [*_command(timeout_s, memory_bytes, unsafe=unsafe), _python(), "-I", "-S", "-c", _READ_PROGRAM],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=errors,
+            env={"PATH": "/usr/bin:/bin", "PYTHONHASHSEED": "0"},
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            process.communicate(b"%d\n%b%b" % (len(text), text, stdin.encode()), timeout_s)
+        except subprocess.TimeoutExpired:
+            reason = "time"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        status = process.wait()
+        written = [os.pread(file.fileno(), OUTPUT_BYTES + 1, 0) for file in (output, errors)]
+    if reason == "exit" and max(map(len, written)) > OUTPUT_BYTES:
+        reason = "output"
+    return Finished(reason, status, *(part[:OUTPUT_BYTES].decode(errors="replace") for part in written))
+
+
+def _command(timeout_s: float, memory_bytes: int, *, unsafe: bool) -> list[str]:
+    """What runs an interpreter within limits, and in the sandbox if there is one."""
+    if not (is_safe := _has_sandbox()) and not unsafe:
         raise GlmforgeError(
             "running a model's programs needs bubblewrap (apt install bubblewrap) and user namespaces; "
             "--unsafe-code runs them without a sandbox, as you"
         )
-    process = subprocess.Popen(
-        [*command, "-c", _READ_PROGRAM],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env={"PATH": "/usr/bin:/bin", "PYTHONHASHSEED": "0"},
-        start_new_session=True,
-    )
-    text = program.encode(errors="replace")
-    try:
-        reason, output, errors = _communicate(process, b"%d\n%b%b" % (len(text), text, stdin.encode()), timeout_s)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        for stream in (process.stdin, process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
-    return Finished(reason, process.returncode, output.decode(errors="replace"), errors.decode(errors="replace"))
-
-
-_READ_PROGRAM = (
-    "import sys; n = int(sys.stdin.buffer.readline()); s = sys.stdin.buffer.read(n).decode(); "
-    "exec(compile(s, 'program.py', 'exec'), {'__name__': '__main__'})"
-)
-"""The program comes by standard input: an argument has a limit of 128 KiB."""
-
-
-def _limits(timeout_s: float, memory_bytes: int) -> list[str]:
-    prlimit = shutil.which("prlimit")
-    if prlimit is None:
+    if (prlimit := shutil.which("prlimit")) is None:
         raise GlmforgeError("running programs needs prlimit (package util-linux)")
     seconds = max(1, round(timeout_s)) + 1
-    limits = [f"--as={memory_bytes}", f"--cpu={seconds}", "--nproc=64", "--fsize=10485760", "--core=0"]
-    if not _has_sandbox():
-        limits.remove("--nproc=64")  # it counts all processes of the user
-    return [prlimit, *limits, _python(), "-I", "-S"]
+    limits = [f"--as={memory_bytes}", f"--cpu={seconds}", f"--fsize={_FILE_BYTES}", "--core=0"]
+    if is_safe:  # outside a sandbox the limit would count all processes of the user
+        limits.append("--nproc=64")
+    return [*(_sandbox() if is_safe else ()), prlimit, *limits]
 
 
 def _python() -> str:
@@ -114,21 +116,13 @@ def _python() -> str:
 @lru_cache(maxsize=1)
 def _sandbox() -> tuple[str, ...]:
     """Arguments of bubblewrap in front of a command."""
-    shown: list[str] = []
-    for path in filter(Path.is_dir, map(Path, ("/usr", "/etc/alternatives"))):
-        shown += ["--ro-bind", str(path), str(path)]
+    shown = ["/usr", "/etc/alternatives", "/bin", "/lib", "/lib64"]
     if not _python().startswith("/usr/"):
-        base = str(sysconfig.get_config_var("prefix"))
-        shown += ["--ro-bind", base, base]
-    for path in map(Path, ("/bin", "/lib", "/lib64")):
-        if path.is_symlink():
-            shown += ["--symlink", f"usr/{path.name}", str(path)]
-        elif path.is_dir():
-            shown += ["--ro-bind", str(path), str(path)]
+        shown.append(str(sysconfig.get_config_var("prefix")))
     # A program with a user namespace of its own would have root's rights in it; bubblewrap before 0.8 cannot forbid it.
     no_namespaces = ("--unshare-user", "--disable-userns") if _knows("--disable-userns") else ()
     size = ("--size", str(_SCRATCH_BYTES)) if _knows("--size") else ()
-    # The kernel counts no processes of root, whatever the limit: a fork bomb would take the machine.
+    # The kernel does not limit the processes of root: a fork bomb would take the machine.
     other_user = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups") if os.geteuid() == 0 else ()
     return (
         *other_user,
@@ -136,7 +130,7 @@ def _sandbox() -> tuple[str, ...]:
         *no_namespaces,
         *("--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--setenv", "PATH", "/usr/bin:/bin"),
         *("--setenv", "PYTHONHASHSEED", "0"),
-        *shown,
+        *(part for path in shown for part in ("--ro-bind-try", path, path)),
         *("--proc", "/proc", "--dev", "/dev", *size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
         *(*size, "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/"),
         *("--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"),
@@ -156,55 +150,3 @@ def _has_sandbox() -> bool:
         return False
     done = subprocess.run([*_sandbox(), "true"], capture_output=True, check=False, timeout=30)
     return done.returncode == 0
-
-
-def _communicate(process: subprocess.Popen[bytes], given: bytes, timeout_s: float) -> tuple[str, bytes, bytes]:
-    """Write `given`, and read what comes until the end, the time limit or too much output."""
-    stdin, stdout, stderr = process.stdin, process.stdout, process.stderr
-    assert stdin is not None
-    assert stdout is not None
-    assert stderr is not None
-    end = time.monotonic() + timeout_s
-    parts = {stdout: b"", stderr: b""}
-    with selectors.DefaultSelector() as selector:
-        os.set_blocking(stdin.fileno(), False)
-        selector.register(stdin, selectors.EVENT_WRITE)
-        for stream in parts:
-            selector.register(stream, selectors.EVENT_READ)
-        reason = "exit"
-        while any(stream in (key.fileobj for key in selector.get_map().values()) for stream in parts):
-            if (left := end - time.monotonic()) <= 0:
-                reason = "time"
-                break
-            for key, _ in selector.select(left):
-                if key.fileobj is stdin:
-                    given = _write(stdin, given)
-                    if not given:
-                        selector.unregister(stdin)
-                        stdin.close()
-                    continue
-                stream = stdout if key.fd == stdout.fileno() else stderr
-                if read := os.read(key.fd, 1 << 16):
-                    parts[stream] += read
-                else:
-                    selector.unregister(stream)
-            if any(len(part) > OUTPUT_BYTES for part in parts.values()):
-                reason = "output"
-                break
-    if reason == "exit":
-        try:
-            process.wait(max(0.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            reason = "time"
-    output, errors = (part[:OUTPUT_BYTES] for part in parts.values())
-    return reason, output, errors
-
-
-def _write(stream: IO[bytes], given: bytes) -> bytes:
-    """Write what fits; what is left of it, nothing if nobody reads any more."""
-    try:
-        return given[os.write(stream.fileno(), given[: 1 << 16]) :]
-    except BlockingIOError:
-        return given
-    except BrokenPipeError:
-        return b""

@@ -23,7 +23,8 @@ def evaluate(export: Path, data: Path, parallel: list[str], *directories: Path) 
     from glmforge.evaluate.benchmarks.catalog import open_benchmark
     from glmforge.evaluate.benchmarks.estimate import estimate
     from glmforge.evaluate.benchmarks.harness import Asked, Asking
-    from glmforge.evaluate.benchmarks.language_model import EngineLM, Generation
+    from glmforge.evaluate.benchmarks.language_model import EngineLM
+    from glmforge.evaluate.benchmarks.model import Generation
     from glmforge.evaluate.benchmarks.replies import ReplyStore
     from glmforge.evaluate.open_model import open_model
     from glmforge.evaluate.run import ask, score_all

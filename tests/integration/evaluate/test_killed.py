@@ -49,21 +49,21 @@ def _evaluate(arguments: list[str], num_requests: int | None) -> None:
     from glmforge.cli.app import main
     from glmforge.evaluate.benchmarks.replies import Reply, ReplyStore
 
-    add_all, left = ReplyStore.add_all, -1 if num_requests is None else num_requests
+    add, left = ReplyStore.add, -1 if num_requests is None else num_requests
 
     def add_or_die(self: ReplyStore, replies: Mapping[str, Reply]) -> None:
         nonlocal left
         assert not replies.keys() <= self.known.keys(), "asked again, though all of its replies are there"
         if left == 0:
-            add_all(self, dict(list(replies.items())[: len(replies) // 2]))
+            add(self, dict(list(replies.items())[: len(replies) // 2]))
             assert self._file is not None
             self._file.write(b"0123456789abcdef {")
             self._file.flush()
             os.kill(os.getpid(), signal.SIGKILL)
-        add_all(self, replies)
+        add(self, replies)
         left -= 1
 
-    ReplyStore.add_all = add_or_die  # type: ignore[method-assign]
+    ReplyStore.add = add_or_die  # type: ignore[method-assign]
     sys.argv = ["glmforge", "evaluate", *arguments]
     main()
 

@@ -26,7 +26,6 @@ def hanging(monkeypatch, tmp_path):
     script = tmp_path / "worker.py"
     script.write_text(
         "import json, sys, signal\n"
-        "print('true', flush=True)\n"
         "for line in sys.stdin:\n"
         "    gold, answer = json.loads(line)\n"
         f"    if {HANGS!r} in answer: signal.pause()\n"

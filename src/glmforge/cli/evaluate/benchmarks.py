@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from glmforge.evaluate.benchmarks.catalog import Benchmark
     from glmforge.evaluate.benchmarks.endpoint_model import Server
     from glmforge.evaluate.benchmarks.harness import Asking
-    from glmforge.evaluate.benchmarks.language_model import Generation
+    from glmforge.evaluate.benchmarks.model import Generation
     from glmforge.evaluate.result import Score
 
 
@@ -126,7 +126,7 @@ def _watch(options: Options, chosen: "Sequence[Benchmark]") -> None:
 def _asked(options: Options) -> "tuple[Asking, Generation]":
     """How the items are asked and answered."""
     from glmforge.evaluate.benchmarks.harness import Asking
-    from glmforge.evaluate.benchmarks.language_model import Generation
+    from glmforge.evaluate.benchmarks.model import Generation
 
     asking = Asking(chat=options.chat, system=options.system, num_fewshot=options.num_fewshot, limit=options.limit)
     generation = Generation(
@@ -172,7 +172,7 @@ def _evaluate(options: Options, chosen: "Sequence[Benchmark]", server: "Server |
                 replies,
                 generation,
                 is_chat=options.chat,
-                on_progress=lambda one: show(one.num_done, f"{one.num_done:,} of {one.num_requests:,} requests"),
+                on_progress=lambda done, number: show(done, f"{done:,} of {number:,} requests"),
             )
 
             def before(asked: list[list[Asked]]) -> bool:

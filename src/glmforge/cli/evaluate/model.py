@@ -13,11 +13,11 @@ from glmforge.errors import GlmforgeError
 from glmforge.extras import needed_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from glmforge.evaluate.benchmarks.endpoint_model import EndpointModel, Server
-    from glmforge.evaluate.benchmarks.language_model import AnswerProgress, EngineLM, Generation
+    from glmforge.evaluate.benchmarks.language_model import EngineLM
+    from glmforge.evaluate.benchmarks.model import Generation, Progress
     from glmforge.evaluate.benchmarks.replies import ReplyStore
     from glmforge.evaluate.open_model import OpenModel
 
@@ -104,7 +104,7 @@ def answering(
     generation: "Generation",
     *,
     is_chat: bool,
-    on_progress: "Callable[[AnswerProgress], None] | None" = None,
+    on_progress: "Progress | None" = None,
 ) -> "EngineLM | EndpointModel":
     """What answers the harness's requests with an opened model."""
     from glmforge.data.tokens.tokenizer import Tokenizer

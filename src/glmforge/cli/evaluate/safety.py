@@ -53,7 +53,7 @@ def safety(options: SafetyOptions) -> None:
     with needed_for("evaluate"):
         import lm_eval  # noqa: F401
     from glmforge.evaluate.benchmarks.endpoint_model import EndpointModel, Server
-    from glmforge.evaluate.benchmarks.language_model import Generation
+    from glmforge.evaluate.benchmarks.model import Generation
     from glmforge.evaluate.benchmarks.replies import ReplyStore
     from glmforge.evaluate.run import finish, prepare
     from glmforge.evaluate.safety import measure, phrases_digest, read_requests

@@ -2,28 +2,33 @@
 
 Answers come from `/chat/completions` for conversations and `/completions` for plain prompts. Log-likelihoods come from
 `/completions` with `echo` and `logprobs`, which few servers have: vLLM and SGLang do. With a tokenizer the prompts are
-token ids, as the engine sees them; without one the server encodes their text.
+token ids, as for the engine; without one the server encodes their text.
 """
 
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Annotated, Any, Self
+from itertools import count, pairwise
+from typing import Annotated, Any
 
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import LM
 from pydantic import BaseModel, Field, NonNegativeInt
 
 from glmforge.data.tokens.tokenizer import Tokenizer
-from glmforge.endpoint import Attempt, Endpoint, ask_again, url_fault
+from glmforge.endpoint import Endpoint, ask_again, url_fault
 from glmforge.errors import DataError, GlmforgeError
 from glmforge.evaluate.benchmarks import function_calls
-from glmforge.evaluate.benchmarks.language_model import DEFAULT_MAX_NEW_TOKENS, AnswerProgress, Generation
+from glmforge.evaluate.benchmarks.model import (
+    Generation,
+    Model,
+    Progress,
+    PromptText,
+    encode_pair,
+    rendered,
+    stop_strings,
+)
 from glmforge.evaluate.benchmarks.replies import Reply, ReplyStore, request_digest
-from glmforge.evaluate.benchmarks.visible import stop_strings, visible_answer
 
 _ATTEMPTS, _FIRST_WAIT_S = 6, 1.0
 
@@ -32,50 +37,20 @@ class Messages(str):
     """A conversation that a server is to render; as text it is only shown. The last message may begin the answer."""
 
     messages: tuple[Mapping[str, str], ...]
-    begins_answer: bool
     tools: tuple[Mapping[str, Any], ...]
-
-    @classmethod
-    def of(
-        cls,
-        messages: Sequence[Mapping[str, str]],
-        *,
-        begins_answer: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> Self:
-        made = cls("\n\n".join(f"{one['role']}: {one['content']}" for one in messages))
-        made.messages, made.begins_answer = tuple(messages), begins_answer and bool(messages)
-        made.tools = tuple(tools or ())
-        return made
+    begins_answer: bool
 
 
 @dataclass(frozen=True)
 class Server:
-    """Where to ask.
-
-    Attributes:
-        url: up to `/v1`.
-        model: the name that the server knows it by.
-        key: "" for none.
-        timeout: seconds for a reply.
-        connections: requests at the same time.
-    """
+    """A server: its URL up to `/v1`, its name for the model, a key ("" for none), seconds to wait for a reply, and the
+    number of requests at the same time."""
 
     url: str
     model: str
     key: str = ""
     timeout: float = 600.0
     connections: int = 16
-
-
-@dataclass(frozen=True)
-class _Ask:
-    """A request: where it goes, what is sent, and what its answer becomes."""
-
-    digest: str
-    path: str
-    payload: Mapping[str, Any]
-    read: Callable[["_Completion", float], Reply]
 
 
 _Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -107,17 +82,26 @@ class _Usage(BaseModel):
 
 
 class _Completion(BaseModel):
-    """What is read of a reply; a server may say more."""
+    """The fields of a server's reply that are read; others are ignored."""
 
     choices: Annotated[list[_ServerChoice], Field(min_length=1)]
     usage: _Usage | None = None
 
 
-class EndpointModel(LM):
+@dataclass(frozen=True)
+class _Ask:
+    """A request: what is sent, and how the server's reply is read, with the seconds that it took."""
+
+    digest: str
+    payload: Mapping[str, Any]
+    read: Callable[[_Completion, float], Reply]
+
+
+class EndpointModel(Model):
     """See above.
 
     Args:
-        tokenizer: the model's; conversations of scored requests need it.
+        tokenizer: the model's; scoring choices after a conversation needs it.
     """
 
     def __init__(
@@ -127,17 +111,12 @@ class EndpointModel(LM):
         generation: Generation,
         *,
         tokenizer: Tokenizer | None = None,
-        on_progress: Callable[[AnswerProgress], None] | None = None,
+        on_progress: Progress | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(replies, generation, tokenizer, on_progress)
         if (fault := url_fault(server.url)) is not None:
             raise GlmforgeError(f"the server to evaluate: {fault}")
-        self.server, self.replies, self.generation, self.words = server, replies, generation, tokenizer
-        self._on_progress = on_progress
-
-    @property
-    def tokenizer_name(self) -> str:
-        return "" if self.words is None else self.words.fingerprint
+        self.server = server
 
     def apply_chat_template(
         self,
@@ -146,69 +125,45 @@ class EndpointModel(LM):
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> Messages:
         """The conversation as it is; without a generation prompt its last message is the beginning of the answer."""
-        return Messages.of(chat_history, begins_answer=not add_generation_prompt, tools=tools)
-
-    def loglikelihood(self, requests: list[Instance]) -> list[tuple[float, bool]]:
-        """As the engine's; see `language_model.EngineLM`."""
-        return [(reply.logprob or 0.0, bool(reply.is_greedy)) for reply in self.score(requests)]
-
-    def loglikelihood_rolling(self, requests: list[Instance]) -> list[float]:
-        """Of whole texts, the first token aside, which nothing precedes."""
-        return [reply.logprob or 0.0 for reply in self._answer([self._to_score("", *one.args) for one in requests])]
-
-    def generate_until(self, requests: list[Instance]) -> list[str]:
-        """The first answer to each request."""
-        written = zip(requests, self.write(requests), strict=True)
-        return [visible_answer(samples[0].text, stop_strings(request.args[1])) for request, samples in written]
+        made = Messages("\n\n".join(f"{one['role']}: {one['content']}" for one in chat_history))
+        made.messages, made.tools = tuple(chat_history), tuple(tools or ())
+        made.begins_answer = bool(chat_history) and not add_generation_prompt
+        return made
 
     def score(self, requests: Sequence[Instance]) -> list[Reply]:
-        """Replies to requests of the kind "loglikelihood"."""
-        return self._answer([self._to_score(*request.args[:2]) for request in requests])
+        # A whole text is scored after nothing: without a tokenizer its first token has no log-probability.
+        return self._answer("/completions", [self._to_score(*("", *request.args)[-2:]) for request in requests])
 
     def write(self, requests: Sequence[Instance]) -> list[list[Reply]]:
-        """The samples of each request of the kind "generate_until"."""
+        is_chat = bool(requests) and isinstance(requests[0].args[0], Messages)
         number = self.generation.num_samples
         asked = [self._to_write(request, sample) for request in requests for sample in range(number)]
-        replies = self._answer(asked)
+        replies = self._answer("/chat/completions" if is_chat else "/completions", asked)
         return [replies[start : start + number] for start in range(0, len(replies), number)]
 
     def _to_score(self, context: str, continuation: str) -> _Ask:
-        prompt, start = self._prompt_to_score(context, continuation)
+        prompt: str | list[int] = context + continuation
+        start, words, thinking = len(context), self.tokenizer, self.generation.thinking
+        if words is not None:
+            if isinstance(context, Messages):
+                ids = rendered(words, context.messages, begins_answer=context.begins_answer, thinking=thinking)
+                context = PromptText.of(context, ids)
+            before, after = encode_pair(words, context, continuation)
+            prompt, start = before + after, len(before)
+        elif isinstance(context, Messages):
+            raise GlmforgeError("scoring choices after a conversation needs the model's tokenizer: --tokenizer DIR")
         payload = {"model": self.server.model, "prompt": prompt, "max_tokens": 1, "temperature": 0, "echo": True}
         digest = request_digest("score", prompt, {"from": start})
-        return _Ask(
-            digest, "/completions", payload | {"logprobs": 1}, lambda reply, s: _scored(reply, prompt, start, s)
-        )
-
-    def _prompt_to_score(self, context: str, continuation: str) -> tuple[str | list[int], int]:
-        """Context and continuation together, and where the continuation begins: a token, or of text a character."""
-        words = self.words
-        if isinstance(context, Messages):
-            if words is None:
-                raise GlmforgeError("scoring choices after a conversation needs the model's tokenizer: --tokenizer DIR")
-            ids = self._rendered(words, context)
-            return ids + words.encode(continuation), len(ids)
-        if words is None:
-            return context + continuation, len(context)
-        if context == "":  # end-of-text stands for it, as the harness has it
-            return [words.end_of_text_id, *words.encode(continuation)], 1
-        stripped = context.rstrip()  # spaces belong to the token behind them, as the harness has it
-        return words.encode(context + continuation), len(words.encode(stripped))
-
-    def _rendered(self, words: Tokenizer, context: Messages) -> list[int]:
-        history = list(context.messages)
-        begun = history.pop()["content"] if context.begins_answer else ""
-        ids = words.apply_chat_template(history, add_generation_prompt=True, thinking=self.generation.thinking)
-        return ids + words.encode(begun)
+        return _Ask(digest, payload | {"logprobs": 1}, lambda reply, s: _scored(reply, prompt, start, s))
 
     def _to_write(self, request: Instance, sample: int) -> _Ask:
-        context, settings = request.args[:2]
-        generation, stops = self.generation, list(stop_strings(settings))
+        (context, settings), generation = request.args[:2], self.generation
+        stops = list(stop_strings(settings))
         payload: dict[str, Any] = {
             "model": self.server.model,
-            "max_tokens": generation.max_new_tokens or settings.get("max_gen_toks", DEFAULT_MAX_NEW_TOKENS),
+            "max_tokens": generation.longest(settings),
             "seed": (generation.seed + sample) % 2**31,
-            **_sampling(generation, settings),
+            **generation.sampling(settings),  # a temperature always: servers have defaults of their own
         }
         if isinstance(context, Messages):
             payload["messages"] = list(context.messages)
@@ -216,79 +171,46 @@ class EndpointModel(LM):
             payload |= {"tools": list(context.tools)} if context.tools else {}
             payload |= {} if generation.thinking else {"chat_template_kwargs": {"enable_thinking": False}}
             stops = [] if generation.thinking else stops  # they are not to end the reasoning
-            path = "/chat/completions"
         else:
-            payload["prompt"] = str(context) if self.words is None else self.words.encode(str(context))
-            path = "/completions"
+            payload["prompt"] = str(context) if self.tokenizer is None else self.tokenizer.encode(str(context))
         payload |= {"stop": stops[:4]} if stops else {}  # as many as OpenAI's API takes; the rest is cut afterwards
-        return _Ask(request_digest("text", str(context), payload, sample), path, payload, _written)
+        return _Ask(request_digest("text", str(context), payload, sample), payload, _written)
 
-    def _answer(self, asked: Sequence[_Ask]) -> list[Reply]:
+    def _answer(self, path: str, asked: Sequence[_Ask]) -> list[Reply]:
         known = self.replies.known
         missing = {one.digest: one for one in asked if one.digest not in known}
         if missing:
-            asyncio.run(self._ask_all(list(missing.values())))
+            asyncio.run(self._ask_all(path, list(missing.values())))
         return [known[one.digest] for one in asked]
 
-    async def _ask_all(self, asked: Sequence[_Ask]) -> None:
+    async def _ask_all(self, path: str, asked: Sequence[_Ask]) -> None:
         """Ask at the same time what may be, and keep each reply. The first error ends it."""
-        server = self.server
+        server, started, num_done = self.server, time.perf_counter(), count(1)
         places = asyncio.Semaphore(server.connections)
-        num_done = num_tokens = 0
-        started = time.perf_counter()
-        async with AsyncExitStack() as stack:
-            endpoints = {
-                path: await stack.enter_async_context(
-                    Endpoint(
-                        server.url.rstrip("/") + path,
-                        server.key,
-                        server.timeout,
-                        server.connections,
-                        _Completion.model_validate,
-                    )
+
+        async def answer(one: _Ask) -> None:
+            async with places:
+                attempt = await ask_again(lambda: endpoint.ask(one.payload), _ATTEMPTS, _FIRST_WAIT_S, one.digest)
+            if attempt.outcome != "done":
+                status = f" ({attempt.status})" if attempt.status else ""
+                raise DataError(
+                    f"{server.url}: no answer{status}: {attempt.message or 'the server gives no reason'}; check the "
+                    "server, then run again to resume"
                 )
-                for path in {one.path for one in asked}
-            }
+            reply = one.read(_Completion.model_validate(attempt.reply), time.perf_counter() - started)
+            self.replies.add({one.digest: reply})
+            self.on_progress(next(num_done), len(asked))
 
-            async def answer(one: _Ask) -> None:
-                nonlocal num_done, num_tokens
-                async with places:
-                    attempt = await ask_again(
-                        lambda: endpoints[one.path].ask(one.payload), _ATTEMPTS, _FIRST_WAIT_S, one.digest
-                    )
-                reply = one.read(self._whole(attempt), time.perf_counter() - started)
-                self.replies.add(one.digest, reply)
-                num_done, num_tokens = num_done + 1, num_tokens + reply.num_tokens
-                if self._on_progress is not None:
-                    self._on_progress(AnswerProgress(num_done, len(asked), num_tokens))
-
-            failed: BaseException | None = None
+        url = server.url.rstrip("/") + path
+        async with Endpoint(
+            url, server.key, server.timeout, server.connections, _Completion.model_validate
+        ) as endpoint:
             try:
                 async with asyncio.TaskGroup() as group:
                     for one in asked:
                         group.create_task(answer(one))
             except ExceptionGroup as errors:  # the others were cancelled
-                failed = errors.exceptions[0]
-            if failed is not None:
-                raise failed
-
-    def _whole(self, attempt: Attempt) -> _Completion:
-        if attempt.outcome != "done" or attempt.reply is None:
-            status = f" ({attempt.status})" if attempt.status else ""
-            raise DataError(
-                f"{self.server.url}: no answer{status}: {attempt.message or 'the server gives no reason'}; check the "
-                "server, then run again to resume"
-            )
-        return _Completion.model_validate(attempt.reply)
-
-
-def _sampling(generation: Generation, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What the engine would sample with; greedy where nothing is said, whatever the server's default is."""
-    sampled = settings.get("do_sample", settings.get("temperature", 0.0) > 0)
-    names = ("temperature", "top_p", "top_k")
-    given = {name: settings[name] for name in names if sampled and name in settings}
-    ours = {name: value for name in names if (value := getattr(generation, name)) is not None}
-    return {"temperature": 0.0} | given | ours
+                raise errors.exceptions[0] from None
 
 
 def _written(reply: _Completion, seconds: float) -> Reply:
@@ -310,32 +232,20 @@ def _written(reply: _Completion, seconds: float) -> Reply:
 
 
 def _scored(reply: _Completion, prompt: str | Sequence[int], start: int, seconds: float) -> Reply:
-    """What an echoed prompt says of its tokens from `start` on: of token ids a place, of text a character."""
-    told = reply.choices[0].logprobs or _Logprobs()
-    logprobs, top = told.token_logprobs, told.top_logprobs or []
+    """The log-probabilities of an echoed prompt from `start` on: the place of a token id, or of a character."""
+    found = reply.choices[0].logprobs or _Logprobs()
+    places = list(range(start, len(prompt)))
     if isinstance(prompt, str):
-        offsets = [*(told.text_offset or []), len(prompt) + 1]
-        spans = enumerate(pairwise(offsets))
+        spans = enumerate(pairwise([*(found.text_offset or []), len(prompt) + 1]))
         places = [place for place, (begin, end) in spans if end > start and begin < len(prompt)]
-    else:
-        places = list(range(start, len(prompt)))
-    own = [logprobs[place] if place < len(logprobs) else None for place in places if place > 0]
-    places = [place for place in places if place > 0]
-    known = [logprob for logprob in own if logprob is not None]
-    if not known or len(known) < len(own):
+    places = [place for place in places if place > 0]  # nothing precedes the first token
+    logprobs, top = dict(enumerate(found.token_logprobs)), dict(enumerate(found.top_logprobs or []))
+    known = [logprob for place in places if (logprob := logprobs.get(place)) is not None]
+    if not known or len(known) < len(places):
         raise DataError(
             "the server does not return log-probabilities of the prompt (echo with logprobs), which multiple choice "
             "needs: use vLLM or SGLang, evaluate the weights, or choose benchmarks with generated answers"
         )
-    best = [
-        max((top[place] or {}).values(), default=own) if place < len(top) else own
-        for place, own in zip(places, known, strict=True)
-    ]
-    return Reply(
-        "score",
-        len(places),
-        places[0],
-        logprob=sum(known),
-        is_greedy=bool(top) and all(logprob >= most for logprob, most in zip(known, best, strict=True)),
-        seconds=seconds,
-    )
+    best = [max((top.get(place) or {}).values(), default=own) for place, own in zip(places, known, strict=True)]
+    is_greedy = bool(top) and all(own >= most for own, most in zip(known, best, strict=True))
+    return Reply("score", len(places), places[0], logprob=sum(known), is_greedy=is_greedy, seconds=seconds)

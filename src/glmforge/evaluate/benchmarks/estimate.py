@@ -1,7 +1,7 @@
 """What an evaluation takes, before it starts: requests, tokens, and seconds by a short probe of the engine.
 
-The tokens to compute are counted as the engine computes them: replies that are kept already and beginnings that
-requests share cost nothing. How long answers become nobody knows, so their number is the most that it can be.
+The tokens to compute are counted as the engine computes them: known replies cost nothing, beginnings that requests
+share count once. The length of answers is not known, so their tokens are the most that there can be.
 """
 
 import itertools
@@ -22,14 +22,8 @@ _PROMPT_TOKENS = 512
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is left to do.
-
-    Attributes:
-        num_requests: to the engine; choices that differ in their last token are one.
-        num_prompt_tokens: to compute, shared beginnings once.
-        num_new_tokens: if every answer is as long as may be.
-        seconds: on all ranks together, with answers of that length.
-    """
+    """Requests to the engine (choices that differ in their last token are one), tokens to compute, and seconds on all
+    ranks together, if every answer is as long as allowed."""
 
     num_requests: int
     num_prompt_tokens: int
@@ -48,9 +42,8 @@ class Estimate:
 
 def estimate(model: EngineLM, asked: Sequence[Sequence[Asked]]) -> Estimate:
     """For the items of several benchmarks. Ranks that share the model call this together."""
-    missing = [
-        one for items in asked for one in model.missing([request for item in items for request in item.requests])
-    ]
+    kinds = ([request for item in items for request in item.requests] for items in asked)
+    missing = [one for requests in kinds for one in model.missing(requests)]
     prompts = sorted(one.ids for one in missing)
     num_prompt = sum(map(len, prompts)) - sum(common_length(a, b) for a, b in itertools.pairwise(prompts))
     written = [one.params for one in missing if not one.params.logprob_tokens]
@@ -64,7 +57,7 @@ def estimate(model: EngineLM, asked: Sequence[Sequence[Asked]]) -> Estimate:
 
 
 def _probe(model: EngineLM, num_answers: int) -> tuple[float, float]:
-    """Seconds that a prompt's token and an answer's token take on this rank, each with as many as run together."""
+    """Seconds of a prompt's token and of an answer's token on this rank, each with as many as run together."""
     engine, draw, config = model.engine, random.Random(0), model.engine.runner.config
     most = min(config.max_position_embeddings, engine.memory.num_tokens)
 

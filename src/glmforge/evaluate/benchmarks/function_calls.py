@@ -1,4 +1,4 @@
-"""The Berkeley Function-Calling Leaderboard v4 (Patil et al., 2025): its files, and how functions are told to a model.
+"""The Berkeley Function-Calling Leaderboard v4 (Patil et al., 2025): its files, and how a model sees the functions.
 
 The categories are the single-turn ones in Python, and those requests that no function given can meet. Files are those
 in the package bfcl-eval (Apache 2.0). Functions reach the model through its chat template, as a server's `tools`.
@@ -20,20 +20,14 @@ _JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": "st
 
 
 class FunctionCallTask(ConfigurableTask):
-    """A task whose documents have functions: only a chat template knows how to tell them."""
+    """A task whose documents have functions, which only a chat template can write."""
 
     def fewshot_context(
-        self,
-        doc: Mapping[str, str],
-        num_fewshot: int,
-        system_instruction: str | None = None,
-        apply_chat_template: bool = False,
-        chat_template: Callable[..., str] | None = None,
-        **_: object,
+        self, doc: Row, *, system_instruction: str | None, chat_template: Callable[..., str] | None, **_: object
     ) -> str:
         """The conversation, with the functions."""
-        if not apply_chat_template or chat_template is None:
-            raise GlmforgeError("bfcl: functions are told through the chat template: add --chat")
+        if chat_template is None:
+            raise GlmforgeError("bfcl: the chat template writes the functions: add --chat")
         system = [{"role": "system", "content": system_instruction}] if system_instruction else []
         tools = [{"type": "function", "function": as_json_schema(one)} for one in json.loads(doc["functions"])]
         return chat_template(system + json.loads(doc["question"]), tools=tools)
@@ -41,36 +35,28 @@ class FunctionCallTask(ConfigurableTask):
 
 def rows_of(category: str, data: Path | None) -> list[Row]:
     """The documents of a category; what has a form of its own in each of them is JSON text."""
-    name = f"BFCL_v4_{category}.json"
-    package = "https://pypi.org/project/bfcl-eval: bfcl_eval/data in its wheel"
-    path = Source((f"bfcl/{name}", name), package).find(data, "bfcl")
+    name, url = f"BFCL_v4_{category}.json", "https://pypi.org/project/bfcl-eval: bfcl_eval/data in its wheel"
+    path = Source((f"bfcl/{name}", name), url).find(data, "bfcl")
     questions = read_rows(path, {"id": str, "question": list, "function": list}, is_lines=True)
-    possible: dict[str, list[Any]] = {}
+    possible: dict[str, list[Any]] = {row["id"]: [] for row in questions}
     if category != "irrelevance":
-        answers = path.parent / "possible_answer" / name
-        path = Source((f"{path.parent.name}/possible_answer/{name}",), package).find(path.parent.parent, "bfcl")
-        possible = {row["id"]: row["ground_truth"] for row in read_rows(answers, _ANSWER, is_lines=True)}
+        answers = Source((f"possible_answer/{name}",), url).find(path.parent, "bfcl")
+        given = read_rows(answers, {"id": str, "ground_truth": list}, is_lines=True)
+        possible = {row["id"]: row["ground_truth"] for row in given}
         if missing := next((row["id"] for row in questions if row["id"] not in possible), None):
             raise DataError(f"{answers}: has no answer to {missing}; take both files from the same version")
+    if wrong := next((row["id"] for row in questions if [type(turn) for turn in row["question"]] != [list]), None):
+        raise DataError(f"{path}: {wrong}: expected a single turn")
     return [
         {
             "id": row["id"],
             "category": category,
-            "question": json.dumps(_conversation(row, path)),
+            "question": json.dumps(row["question"][0]),
             "functions": json.dumps(row["function"]),
-            "possible": json.dumps(possible.get(row["id"], [])),
+            "possible": json.dumps(possible[row["id"]]),
         }
         for row in questions
     ]
-
-
-_ANSWER = {"id": str, "ground_truth": list}
-
-
-def _conversation(row: Row, path: Path) -> list[Any]:
-    if len(row["question"]) != 1 or not isinstance(row["question"][0], list):
-        raise DataError(f"{path}: {row['id']}: expected a single turn")
-    return list(row["question"][0])
 
 
 def as_json_schema(schema: Any) -> Any:

@@ -1,6 +1,6 @@
 """Benchmarks that a model answers while it is trained: the same items each time, by all ranks, with sharded weights.
 
-Replies are kept in memory for as long as they are scored: `glmforge evaluate --watch` is for results item by item.
+Replies are not kept: `glmforge evaluate --watch` is for results item by item.
 """
 
 import time
@@ -13,9 +13,9 @@ from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import CheckpointError, ConfigError, GlmforgeError
 from glmforge.evaluate.benchmarks.catalog import Benchmark, open_benchmark
 from glmforge.evaluate.benchmarks.harness import Asking, run_benchmark
-from glmforge.evaluate.benchmarks.language_model import EngineLM, Generation
+from glmforge.evaluate.benchmarks.language_model import EngineLM
+from glmforge.evaluate.benchmarks.model import Generation
 from glmforge.evaluate.benchmarks.replies import ReplyStore
-from glmforge.evaluate.result import Score
 from glmforge.generate.config import EngineConfig
 from glmforge.generate.engine import Engine
 from glmforge.generate.sharded import ShardedModel
@@ -63,38 +63,33 @@ class BenchmarkAsker:
         return broadcast(records, 0)  # a judge that runs out of time on one rank must not part them
 
     def _record(self, benchmark: Benchmark, answering: EngineLM, alive: Alive) -> Record:
+        def on_scored(number: int) -> None:
+            alive(f"{benchmark.name}, item {number:,}")
+
         started = time.perf_counter()
         try:
-            score, _ = run_benchmark(
-                benchmark, self.asking, answering, lambda number: alive(f"{benchmark.name}, item {number:,}")
-            )
+            score, _ = run_benchmark(benchmark, self.asking, answering, on_scored)
         except GlmforgeError as error:
             raise CheckpointError(f"observe.benchmarks: {error}") from error
-        return _record_of(score, time.perf_counter() - started)
+        return make_record(
+            benchmark=score.benchmark,
+            benchmark_score=score.score,
+            benchmark_low=None if score.interval is None else score.interval.low,
+            benchmark_high=None if score.interval is None else score.interval.high,
+            benchmark_finished_score=score.finished_score,
+            benchmark_cut_share=None if score.num_finished is None else score.cut_share,
+            benchmark_items=score.num_items,
+            benchmark_seconds=time.perf_counter() - started,
+        )
 
 
 def _try_judges(benchmarks: Sequence[Benchmark]) -> None:
     """Have empty answers judged: what a judge lacks, such as a sandbox, is reported before the first step."""
     for task in (benchmark.tasks[0] for benchmark in benchmarks):
-        if task.OUTPUT_TYPE != "generate_until":
-            continue
-        try:
-            task.process_results(next(iter(task.eval_docs)), [""])
-        except GlmforgeError as error:
-            raise CheckpointError(f"observe.benchmarks: {error}") from error  # the kind that all ranks are told of
-        except Exception:  # noqa: BLE001 - a task's own function that expects no empty answer
-            continue
-
-
-def _record_of(score: Score, seconds: float) -> Record:
-    interval = score.interval
-    return make_record(
-        benchmark=score.benchmark,
-        benchmark_score=score.score,
-        benchmark_low=None if interval is None else interval.low,
-        benchmark_high=None if interval is None else interval.high,
-        benchmark_finished_score=score.finished_score,
-        benchmark_cut_share=None if score.num_finished is None else score.cut_share,
-        benchmark_items=score.num_items,
-        benchmark_seconds=seconds,
-    )
+        if task.OUTPUT_TYPE == "generate_until":
+            try:
+                task.process_results(next(iter(task.eval_docs)), [""])
+            except GlmforgeError as error:
+                raise CheckpointError(f"observe.benchmarks: {error}") from error  # the kind that `run_each` passes on
+            except Exception:  # noqa: BLE001 - a task's own function that does not expect an empty answer
+                continue

@@ -21,19 +21,15 @@ from glmforge.errors import DataError
 from glmforge.files import kind_of, parse_json, shown
 
 Row = dict[str, Any]
+Fields = Mapping[str, type | tuple[type, ...]]
 MAX_FILE_BYTES = 1 << 30
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, UnicodeDecodeError, csv.Error, NotImplementedError, RuntimeError)
-"""What reading an archive raises; the last ones for a compression that is not known, and for encrypted members."""
+"""What reading an archive raises; the last two for an unknown compression and for encrypted members."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a benchmark's data come from, and as what they are found.
-
-    Attributes:
-        files: names in the data directory; the first one that is there is read.
-        url: where to get them.
-    """
+    """Where data are: `files` are names in the data directory, of which the first that exists is read."""
 
     files: tuple[str, ...]
     url: str
@@ -50,30 +46,29 @@ class Source:
         raise DataError(f"{benchmark}: {shown(directory)} has no {' or '.join(self.files)}; get it from {self.url}")
 
 
-def read_rows(path: Path, fields: Mapping[str, type | tuple[type, ...]], *, is_lines: bool | None = None) -> list[Row]:
+def read_rows(path: Path, fields: Fields, *, is_lines: bool | None = None) -> list[Row]:
     """The rows of a file. Raises `DataError` for a row without these fields, or with one of another type.
 
     Args:
         is_lines: JSON Lines; None decides by the name.
     """
-    name = path.name.removesuffix(".gz")
     content = _content(path)
     if not content.strip():
         raise DataError(f"{path}: has no rows; download it again")
-    if name.endswith(".csv"):
-        try:
-            table: list[Row] = list(csv.DictReader(io.StringIO(content, newline="")))
-        except csv.Error as error:
-            raise DataError(f"{path}: not valid CSV ({error})") from None
-        return [checked(row, f"{path}, row {number}", fields) for number, row in enumerate(table, start=1)]
-    if not (is_lines if is_lines is not None else not name.endswith(".json")):
-        parsed = parse_json(content, object, source=str(path), error=DataError)
-        rows = parsed.get("examples") if isinstance(parsed, dict) else parsed
-        if not isinstance(rows, list):
-            raise DataError(f"{path}: expected a list of objects")
-        return [checked(row, f"{path}, row {number}", fields) for number, row in enumerate(rows, start=1)]
-    places = ((f"{path}:{number}", line) for number, line in enumerate(content.split("\n"), start=1) if line.strip())
-    return [checked(parse_json(line, dict, source=place, error=DataError), place, fields) for place, line in places]
+    if is_lines is None:
+        is_lines = not path.name.removesuffix(".gz").endswith((".json", ".csv"))
+    if is_lines:
+        lines = ((f"{path}:{n}", line) for n, line in enumerate(content.split("\n"), start=1) if line.strip())
+        rows = [(place, parse_json(line, dict, source=place, error=DataError)) for place, line in lines]
+    else:
+        rows = [(f"{path}, row {n}", row) for n, row in enumerate(_table(path, content), start=1)]
+    for place, row in rows:
+        if not isinstance(row, dict):
+            raise DataError(f"{place}: expected an object")
+        if wrong := next((name for name, kind in fields.items() if not isinstance(row.get(name), kind)), None):
+            fault = "is missing or of the wrong type; this is not the benchmark's file"
+            raise DataError(f"{place}: field '{wrong}' {fault}")
+    return [row for _, row in rows]
 
 
 def read_archive(path: Path) -> Iterator[tuple[str, list[list[str]]]]:
@@ -84,35 +79,28 @@ def read_archive(path: Path) -> Iterator[tuple[str, list[list[str]]]]:
             if sum(archive.getinfo(name).file_size for name in members) > MAX_FILE_BYTES:
                 raise DataError(f"{path}: more than {MAX_FILE_BYTES:,} bytes; this is not the benchmark")
             for name in members:
-                text = io.TextIOWrapper(archive.open(name), "utf-8", newline="")
-                yield name, list(csv.reader(text))
-    except (
-        zipfile.BadZipFile,
-        UnicodeDecodeError,
-        csv.Error,
-        EOFError,
-        zlib.error,
-        NotImplementedError,
-        RuntimeError,
-    ) as error:
+                yield name, list(csv.reader(io.TextIOWrapper(archive.open(name), "utf-8", newline="")))
+    except _DAMAGED as error:
         raise DataError(f"{path}: damaged archive ({error}); download it again") from None
-
-
-def checked(row: object, where: str, fields: Mapping[str, type | tuple[type, ...]]) -> Row:
-    """`row` if it has these fields."""
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: expected an object")
-    for name, kind in fields.items():
-        if not isinstance(row.get(name), kind):
-            raise DataError(
-                f"{where}: field '{name}' is missing or of the wrong type; this is not the benchmark's file"
-            )
-    return row
 
 
 def digest_of(rows: Sequence[Row]) -> str:
     """SHA-256 of rows, for the fingerprint of a result."""
     return hashlib.sha256(json.dumps(rows, sort_keys=True, default=str).encode(errors="replace")).hexdigest()
+
+
+def _table(path: Path, content: str) -> list[Any]:
+    """The rows of a CSV or JSON file."""
+    if path.name.removesuffix(".gz").endswith(".csv"):
+        try:
+            return list(csv.DictReader(io.StringIO(content, newline="")))
+        except csv.Error as error:
+            raise DataError(f"{path}: not valid CSV ({error})") from None
+    parsed = parse_json(content, object, source=str(path), error=DataError)
+    rows = parsed.get("examples") if isinstance(parsed, dict) else parsed
+    if not isinstance(rows, list):
+        raise DataError(f"{path}: expected a list of objects")
+    return rows
 
 
 def _content(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Which beginnings many prompts share, to be computed once before the prompts are.
+"""Which beginnings prompts share, to be computed once before the prompts are.
 
 Few-shot examples begin all prompts of a subject, a question begins all its choices. Prompts that run at the same time
 cannot find each other's pages, so shared beginnings go first, shorter ones before those that extend them.
@@ -29,13 +29,11 @@ def shared_prefixes(prompts: Sequence[Sequence[int]], page_size: int) -> list[li
             shared, level = length, level + 1
         ends = [place + 1 for place in range(start, stop - 1) if common[place] == length]
         ranges += [(first, last, shared, level) for first, last in itertools.pairwise([start, *ends, stop])]
-    for some in levels:
-        some.reverse()  # ranges come from their end
     return levels
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two sequences begin alike with."""
+    """Length of the longest common prefix."""
     low, high = 0, min(len(a), len(b))
     while low < high:  # slices compare much faster than single tokens
         middle = (low + high + 1) // 2
@@ -46,16 +44,14 @@ def common_length(a: Sequence[int], b: Sequence[int]) -> int:
     return low
 
 
-def in_chunks(prompts: Sequence[Sequence[int]], max_tokens: int) -> list[range]:
-    """`prompts`, in ascending order, in pieces whose different tokens fit `max_tokens`, one prompt at least in each."""
-    chunks: list[range] = []
+def in_chunks(prompts: Sequence[Sequence[int]], max_tokens: int) -> list[slice]:
+    """Slices of `prompts`, in ascending order, whose different tokens fit `max_tokens`; one prompt at least in each."""
+    chunks: list[slice] = []
     start, size = 0, 0
     for index, prompt in enumerate(prompts):
         added = len(prompt) - (common_length(prompts[index - 1], prompt) if index > start else 0)
         if index > start and size + added > max_tokens:
-            chunks.append(range(start, index))
+            chunks.append(slice(start, index))
             start, size, added = index, 0, len(prompt)
         size += added
-    if len(prompts) > start:
-        chunks.append(range(start, len(prompts)))
-    return chunks
+    return [*chunks, slice(start, len(prompts))] if prompts else []

@@ -1,9 +1,9 @@
-"""Replies to the requests of benchmarks, each kept as soon as it is there, so that a stopped evaluation resumes.
+"""Replies to the requests of benchmarks, each kept when it arrives, so that a stopped evaluation resumes.
 
 A reply is found by a digest of its request: prompt, settings, number of the sample. The directory belongs to one model
-(`glmforge.evaluate.result` checks that). A file only grows; a line holds a checksum and a reply, and a damaged line
-does not count. Each process appends to a file of its own and reads all files at the start, so the number of ranks may
-change in between.
+(`glmforge.evaluate.run` checks that). A file only grows; a line holds a checksum and a reply, and a damaged line is
+skipped. Each process appends to a file of its own and reads all files at the start, so the number of ranks may change
+in between.
 """
 
 import hashlib
@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, Literal, Self
 
 from glmforge.data.files import disk_errors
@@ -19,16 +18,16 @@ from glmforge.data.files import disk_errors
 
 @dataclass(frozen=True)
 class Reply:
-    """What a model said to one request.
+    """A model's reply to one request.
 
     Attributes:
         kind: "text" that it wrote, or "score" of a given text.
-        text: all that it wrote, reasoning included.
-        finished: "stop", or "length" where the longest answer cut it.
         num_tokens: written or scored.
         num_prompt_tokens: before them.
+        text: all that it wrote, reasoning included.
+        finished: "stop", or "length" where the longest answer cut it.
         is_truncated: the prompt was too long for the model and lost its beginning.
-        logprob: summed over the tokens, in nats; None where an endpoint does not tell.
+        logprob: summed over the tokens, in nats; None if a server does not return it.
         is_greedy: each token of the scored text is the likeliest one.
         seconds: from the start of its batch.
     """
@@ -60,14 +59,12 @@ class ReplyStore:
 
     Attributes:
         known: replies by the digest of their request.
-        num_damaged: lines that did not count.
     """
 
     def __init__(self, directory: Path | None, rank: int = 0) -> None:
         self._path = None if directory is None else directory / f"replies-{rank:04}.jsonl"
         self._file: BinaryIO | None = None
         self.known: dict[str, Reply] = {}
-        self.num_damaged = 0
         for path in [] if directory is None else sorted(directory.glob("replies-*.jsonl")):
             with disk_errors(path), path.open("rb") as file:
                 for line in file:
@@ -78,18 +75,16 @@ class ReplyStore:
             with disk_errors(self._path):
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = self._path.open("ab+")
-                _end_last_line(self._file)
+                if self._file.seek(0, 2):
+                    self._file.seek(-1, 2)
+                    self._file.write(b"" if self._file.read(1) == b"\n" else b"\n")  # ends a line that was cut
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
 
-    def add(self, digest: str, reply: Reply) -> None:
-        """Keep a reply."""
-        self.add_all({digest: reply})
-
-    def add_all(self, replies: Mapping[str, Reply]) -> None:
+    def add(self, replies: Mapping[str, Reply]) -> None:
         """Keep those of these replies that are not known, in one piece: a kill leaves all of them or none."""
         new = {digest: reply for digest, reply in replies.items() if digest not in self.known}
         if self._path is not None:
@@ -102,18 +97,16 @@ class ReplyStore:
 
     def _read(self, line: bytes) -> None:
         checksum, _, content = line.rstrip(b"\n").partition(b" ")
-        if not content or checksum != _checksum(content):
-            self.num_damaged += 1
-            return
-        record: dict[str, Any] = json.loads(content)
-        self.known[record.pop("request")] = Reply(**{name: record[name] for name in record.keys() & _FIELDS})
+        if content and checksum == _checksum(content):
+            record: dict[str, Any] = json.loads(content)
+            self.known[record.pop("request")] = Reply(**{name: record[name] for name in record.keys() & _FIELDS})
 
 
 def request_digest(kind: str, prompt: object, settings: Mapping[str, object], sample: int = 0) -> str:
-    """What a request's reply is kept under.
+    """The name that a request's reply is kept under.
 
     Args:
-        prompt: token ids, or texts for an endpoint.
+        prompt: token ids, or text for a server.
         settings: all else that the reply depends on, but the model.
     """
     content = json.dumps([kind, prompt, settings, sample], sort_keys=True)
@@ -122,14 +115,3 @@ def request_digest(kind: str, prompt: object, settings: Mapping[str, object], sa
 
 def _checksum(content: bytes) -> bytes:
     return hashlib.sha256(content).hexdigest()[:16].encode()
-
-
-def _end_last_line(file: BinaryIO) -> None:
-    """A line that was not written whole ends, so that the next one is a line of its own."""
-    if file.seek(0, 2) and _last_byte(file) != b"\n":
-        file.write(b"\n")
-
-
-def _last_byte(file: BinaryIO) -> bytes:
-    file.seek(-1, 2)
-    return file.read(1)

@@ -1,7 +1,7 @@
 """What judges the answers of our benchmarks: functions that tasks of the harness call with a document and its answers.
 
-Each returns its measures by name: `right` is the score, 0 or 1, `extracted` what was read as the answer, where that is
-not the filter's. `unsafe_code` is set by the command that asks for it.
+Each returns its measures by name: `right` is the score, 0 or 1, `extracted` what was read as the answer if that is not
+what the filter left. The command sets `unsafe_code`.
 """
 
 import json
@@ -25,28 +25,27 @@ def mathematics(doc: Doc, answers: Sequence[str]) -> dict[str, float | str | Non
     """Whether the final answer equals the document's `answer`, or what its `solution` boxes."""
     gold = str(doc["answer"]) if "answer" in doc else str(doc["solution"])
     verdict = shared_judge().judge(answers[0], gold)
-    right, timed_out = float(verdict.is_right), float(verdict.timed_out)
-    return {"right": right, "judge_timed_out": timed_out, "extracted": verdict.extracted}
+    measured = {"right": float(verdict.is_right), "judge_timed_out": float(verdict.timed_out)}
+    return measured | {"extracted": verdict.extracted}
 
 
 def humaneval(doc: Doc, answers: Sequence[str]) -> dict[str, float]:
     """Whether the function passes the document's tests. An answer continues the prompt, or is a program in a fence."""
-    answer = answers[0]
-    fences = fenced(answer)
-    program = fences[-1] if fences and f"def {doc['entry_point']}" in fences[-1] else doc["prompt"] + answer
-    return {"right": float(passes(f"{doc['prompt']}\n    pass\n{program}" if fences else program, tests_of(doc)))}
+    prompt, fences = doc["prompt"], fenced(answers[0])
+    program = fences[-1] if fences and f"def {doc['entry_point']}" in fences[-1] else prompt + answers[0]
+    before = f"{prompt}\n    pass\n" if fences else ""
+    return _passes(before + program, f"{doc['test']}\ncheck({doc['entry_point']})")
 
 
 def mbpp(doc: Doc, answers: Sequence[str]) -> dict[str, float]:
-    """Whether the program passes the document's tests; where there are fences it is what the last one holds."""
-    fences = fenced(answers[0])
+    """Whether the program passes the document's tests; if there are fences it is what the last one holds."""
     tests = "\n".join([doc["test_setup_code"], *doc["test_list"]])
-    return {"right": float(passes(fences[-1] if fences else answers[0], tests))}
+    return _passes((fenced(answers[0]) or [answers[0]])[-1], tests)
 
 
 def function_calls(doc: Doc, answers: Sequence[str]) -> dict[str, float | str | None]:
-    """Whether the reply makes the calls expected. Where no function fits the request it is right to say so: a reply
-    without a call, but not without a word. The leaderboard takes a call that cannot be read for none; this does not."""
+    """Whether the reply makes the calls expected. If no function fits the request it is right to say so: with some
+    text and no call. The leaderboard takes a call that cannot be read for none; this does not."""
     try:
         calls = parse_reply(answers[0]).tool_calls
     except MalformedReply:
@@ -63,10 +62,6 @@ def patch(doc: Doc, answers: Sequence[str]) -> dict[str, float | str | None]:
     return {"wrote_patch": float(text is not None), "extracted": text}
 
 
-def tests_of(doc: Doc) -> str:
-    return f"{doc['test']}\ncheck({doc['entry_point']})"
-
-
-def passes(program: str, tests: str) -> bool:
-    """Whether `tests` run to their end behind `program`. One that exits before them has not passed."""
-    return code.passes(program, tests, seconds=PROGRAM_S, unsafe=unsafe_code)
+def _passes(program: str, tests: str) -> dict[str, float]:
+    """Whether `tests` run to their end after `program`. One that exits before them has not passed."""
+    return {"right": float(code.passes(program, tests, seconds=PROGRAM_S, unsafe=unsafe_code))}

@@ -9,11 +9,11 @@ pytest.importorskip("lm_eval", reason="needs glmforge[eval]")
 
 from glmforge.errors import DataError, GlmforgeError
 from glmforge.evaluate.benchmarks import catalog
-from glmforge.evaluate.benchmarks.catalog import is_proven, known_names, open_benchmark
+from glmforge.evaluate.benchmarks.catalog import known_names, open_benchmark
 from glmforge.evaluate.benchmarks.harness import Asking, run_benchmark
-from glmforge.evaluate.benchmarks.replies import Reply
 from glmforge.evaluate.run import PREDICTIONS, finish
 from glmforge.verify import sandbox
+from helpers.evaluation import FakeModel
 
 NEEDS_SANDBOX = {"humaneval", "mbpp"}
 QUESTIONS = [{"question": f"{n} + 1?", "answer": f"It is {n + 1}.\n#### {n + 1}"} for n in range(8)]
@@ -51,6 +51,9 @@ CALL = {
         }
     ],
 }
+
+
+RIGHT_CALL = "\n<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"
 
 
 def lines(rows):
@@ -110,52 +113,30 @@ def data(tmp_path, monkeypatch):
     return tmp_path
 
 
-class Answerer:
+def answerer(is_right):
     """Says the right answer to everything, or a wrong one."""
+    return FakeModel(
+        says=lambda request, sample: right_answer(request.doc) if is_right else wrong_answer(request.doc),
+        prefers=lambda request: -float((request.idx == request.doc["answer"]) != is_right),
+    )
 
-    tokenizer_name = ""
 
-    def __init__(self, is_right):
-        self.is_right = is_right
-        self.prompts = []
+def right_answer(doc):
+    right = {
+        "solution": lambda: doc["solution"],
+        "answer": lambda: f"{doc['answer']} \\boxed{{{doc['answer']}}}",
+        "canonical_solution": lambda: doc["canonical_solution"],
+        "code": lambda: f"```python\n{doc['code']}\n```",
+        "target": lambda: f"So the answer is {doc['target']}.",
+        "kwargs": lambda: "yes",
+        "possible": lambda: "<think></think>No function fits." if doc["possible"] == "[]" else RIGHT_CALL,
+        "instance_id": lambda: "<patch>\ndiff --git a b\n</patch>",
+    }
+    return next(make for name, make in right.items() if name in doc)()
 
-    def apply_chat_template(self, chat_history, add_generation_prompt=True, tools=None):
-        return json.dumps([chat_history, tools])
 
-    def score(self, requests):
-        return [
-            Reply(
-                "score", 1, 1, logprob=-float((request.idx == request.doc["answer"]) != self.is_right), is_greedy=False
-            )
-            for request in requests
-        ]
-
-    def write(self, requests):
-        self.prompts += [request.args[0] for request in requests]
-        return [[Reply("text", 1, 1, text=self._answer(request.doc))] for request in requests]
-
-    def loglikelihood_rolling(self, requests):
-        raise NotImplementedError
-
-    def _answer(self, doc):
-        right = {
-            "solution": lambda: doc["solution"],
-            "answer": lambda: f"{doc['answer']} \\boxed{{{doc['answer']}}}",
-            "canonical_solution": lambda: doc["canonical_solution"],
-            "code": lambda: f"```python\n{doc['code']}\n```",
-            "target": lambda: f"So the answer is {doc['target']}.",
-            "kwargs": lambda: "yes",
-            "possible": lambda: self._call(doc),
-            "instance_id": lambda: "<patch>\ndiff --git a b\n</patch>",
-        }
-        if not self.is_right:
-            return "nothing, <tool_call>add\n</tool_call>" if "possible" in doc else "nothing, or 7"
-        return next(make for name, make in right.items() if name in doc)()
-
-    def _call(self, doc):
-        if doc["possible"] == "[]":
-            return "<think></think>No function fits."
-        return "\n<tool_call>add\n<arg_key>a</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"
+def wrong_answer(doc):
+    return "nothing, <tool_call>add\n</tool_call>" if "possible" in doc else "nothing, or 7"
 
 
 @pytest.mark.parametrize("name", known_names())
@@ -164,7 +145,7 @@ def test_right_and_wrong_answers(name, data, tmp_path):
         pytest.skip("bubblewrap is not here, or may not run")
     asking = Asking(chat=name == "bfcl")
     for is_right in (True, False):
-        score, items = run_benchmark(open_benchmark(name, data), asking, Answerer(is_right))
+        score, items = run_benchmark(open_benchmark(name, data), asking, answerer(is_right))
         if name == "swebench":
             assert score.score is score.interval is score.finished_score is None
             assert score.extra == {"wrote_patch": float(is_right)}
@@ -172,7 +153,6 @@ def test_right_and_wrong_answers(name, data, tmp_path):
         assert score.score == float(is_right), items[0]
         assert not score.refused
     assert len({item.number for item in items}) == len(items)
-    assert is_proven(name) == (name not in ("ifeval", "swebench"))
 
 
 @pytest.mark.parametrize("name", known_names())
@@ -184,7 +164,7 @@ def test_missing_data_says_what_to_put_where(name, tmp_path):
 
 
 def test_prompts_of_new_benchmarks(data):
-    model = Answerer(is_right=False)
+    model = answerer(is_right=False)
     run_benchmark(open_benchmark("mbpp", data), Asking(), model)
     run_benchmark(open_benchmark("bbh", data), Asking(limit=1), model)
     run_benchmark(open_benchmark("swebench", data), Asking(), model)
@@ -205,11 +185,11 @@ def test_prompts_of_new_benchmarks(data):
 
 def test_function_calls_need_the_chat_template(data):
     with pytest.raises(GlmforgeError, match=r"bfcl: .*--chat"):
-        run_benchmark(open_benchmark("bfcl", data), Asking(), Answerer(is_right=True))
+        run_benchmark(open_benchmark("bfcl", data), Asking(), answerer(is_right=True))
 
 
 def test_predictions_of_swebench(data, tmp_path):
-    score, items = run_benchmark(open_benchmark("swebench", data), Asking(), Answerer(is_right=True))
+    score, items = run_benchmark(open_benchmark("swebench", data), Asking(), answerer(is_right=True))
     finish(tmp_path, "exports/glm", {}, {}, [score], items)
     (line,) = (tmp_path / PREDICTIONS).read_text().splitlines()
     assert json.loads(line) == {

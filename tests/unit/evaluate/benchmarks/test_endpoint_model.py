@@ -14,7 +14,7 @@ from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import DataError, GlmforgeError
 from glmforge.evaluate.benchmarks import endpoint_model
 from glmforge.evaluate.benchmarks.endpoint_model import EndpointModel, Server
-from glmforge.evaluate.benchmarks.language_model import Generation
+from glmforge.evaluate.benchmarks.model import Generation
 from glmforge.evaluate.benchmarks.replies import ReplyStore
 from helpers.completion_server import CompletionServer, completion_server, echoed, logprob_of, written
 from helpers.distributed import free_port

@@ -10,7 +10,8 @@ from lm_eval.api.instance import Instance
 
 from glmforge.evaluate.benchmarks.endpoint_model import EndpointModel, Server, _Completion, _written
 from glmforge.evaluate.benchmarks.function_calls import in_glm_form
-from glmforge.evaluate.benchmarks.language_model import EngineLM, Generation
+from glmforge.evaluate.benchmarks.language_model import EngineLM
+from glmforge.evaluate.benchmarks.model import Generation
 from glmforge.evaluate.benchmarks.replies import ReplyStore
 from glmforge.verify.reply import MalformedReply, parse_reply
 

@@ -19,7 +19,8 @@ from lm_eval.api.instance import Instance
 from glmforge.evaluate.benchmarks.catalog import open_benchmark
 from glmforge.evaluate.benchmarks.estimate import estimate
 from glmforge.evaluate.benchmarks.harness import Asking, requests_of, run_benchmark
-from glmforge.evaluate.benchmarks.language_model import EngineLM, Generation, PromptText
+from glmforge.evaluate.benchmarks.language_model import EngineLM
+from glmforge.evaluate.benchmarks.model import Generation, PromptText, encode_pair
 from glmforge.evaluate.benchmarks.replies import Reply, ReplyStore
 
 TOLERANCE = 1e-4  # of sums of log-probabilities in fp32: matrices of other sizes add in another order
@@ -36,14 +37,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_benchmarks(tmp_path_factory.mktemp("benchmarks"))
 
 
-def language_model(export: Path, replies: Path, generation: Generation | None = None, **options: Any) -> EngineLM:
-    """Its replies are kept in memory, and `replies` is where they would lie."""
-    generation = generation or Generation()
-    is_chat = options.pop("is_chat", False)
-    store = ReplyStore(replies)
-    store.add_all = store.known.update  # type: ignore[method-assign, assignment]
+GREEDY = Generation()
+
+
+def language_model(export: Path, generation: Generation = GREEDY, *, is_chat: bool = False, **options: Any) -> EngineLM:
     engine = Engine.load(export, EngineConfig(cache_bytes=1 << 24, **options))
-    return EngineLM(engine, store, generation, is_chat=is_chat)
+    return EngineLM(engine, ReplyStore(None), generation, is_chat=is_chat)
 
 
 def choice(context: str, continuation: str) -> Instance:
@@ -63,7 +62,7 @@ def test_one_at_a_time_and_64_score_alike(export: Path, data: Path, tmp_path: Pa
     benchmark = open_benchmark(name, data)
     generation = Generation(max_new_tokens=12)
     (score, items), (other_score, others) = (
-        run_benchmark(benchmark, Asking(), language_model(export, tmp_path, generation, max_sequences=number))
+        run_benchmark(benchmark, Asking(), language_model(export, generation, max_sequences=number))
         for number in (1, 64)
     )
     assert other_score.model_dump() == score.model_dump()
@@ -79,13 +78,13 @@ def test_log_likelihoods_are_those_of_transformers(export: Path, tmp_path: Path)
     the last token takes none."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(export, dtype=torch.float32)
-    lm = language_model(export, tmp_path)
+    lm = language_model(export)
     long = "import os\n" * 30
     pairs = [(long, f" {letter}") for letter in "ABCD"] + [(long, " return value"), (long, " return"), ("", "import")]
     pairs += [("def ", "name(self)"), (long, " A"), (long + " return", " value"), (long * 20, " value")]
     ours = lm.loglikelihood([choice(*pair) for pair in pairs])
     for pair, (logprob, is_greedy) in zip(pairs, ours, strict=True):
-        before, scored = lm._encode_pair(*pair) if pair[0] else ([lm.eot_token_id], lm.tok_encode(pair[1]))
+        before, scored = encode_pair(lm.words, *pair)
         ids = (before + scored)[-(lm._positions + 1) :]
         with torch.no_grad():
             logits = theirs(torch.tensor([ids[:-1]])).logits[0, -len(scored) :].log_softmax(-1)
@@ -98,7 +97,7 @@ def test_greedy_answers_are_those_of_transformers(export: Path, tmp_path: Path) 
     """No two tokens of these prompts are so close that the order of additions decides."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(export, dtype=torch.float32)
-    lm = language_model(export, tmp_path)
+    lm = language_model(export)
     prompts = ["import", "def name(self", "class"]
     ours = lm.generate_until([question(prompt, until=[]) for prompt in prompts])
     for prompt, text in zip(prompts, ours, strict=True):
@@ -108,7 +107,7 @@ def test_greedy_answers_are_those_of_transformers(export: Path, tmp_path: Path) 
 
 
 def test_prompts_that_are_too_long_lose_their_beginning_and_say_so(export: Path, tmp_path: Path) -> None:
-    lm = language_model(export, tmp_path)
+    lm = language_model(export)
     short, long = "import os\n", "import os\n" * 600
     scored = lm.score([choice(short, " A"), choice(long, " A"), choice(long, " B")])
     assert [reply.is_truncated for reply in scored] == [False, True, True]
@@ -120,8 +119,23 @@ def test_prompts_that_are_too_long_lose_their_beginning_and_say_so(export: Path,
     assert len(kept) == lm._positions - 11
 
 
+def test_an_answer_ends_at_a_stop_string_or_is_cut(export: Path) -> None:
+    lm = language_model(export)
+    ((cut,),) = lm.write([question("import", until=[], max_gen_toks=3)])
+    ((stopped,),) = lm.write([question("import", until=[cut.text[:2]], max_gen_toks=3)])
+    assert (cut.is_cut, cut.num_tokens, len(cut.text) > 2) == (True, 3, True)
+    assert (stopped.is_cut, stopped.text) == (False, "")
+
+
+@pytest.mark.parametrize(("is_chat", "thinking"), [(False, True), (True, False), (True, True)])
+def test_stop_strings_do_not_end_the_reasoning(export: Path, is_chat: bool, thinking: bool) -> None:
+    lm = language_model(export, Generation(thinking=thinking), is_chat=is_chat)
+    (asked,) = lm.missing([question("import")])
+    assert asked.params.stop == (() if is_chat and thinking else ("\n\n",))
+
+
 def test_what_a_conversation_spells_is_text(export: Path, tmp_path: Path) -> None:
-    lm = language_model(export, tmp_path, is_chat=True)
+    lm = language_model(export, is_chat=True)
     marks = [lm.words.special_id(token) for token in CONTROL]
     history = [{"role": "user", "content": "name"}]
     plain, spelt = (
@@ -144,7 +158,7 @@ def test_samples_depend_on_neither_batch_nor_order(export: Path, tmp_path: Path)
     generation = Generation(temperature=1.0, num_samples=3, max_new_tokens=8)
     asked = [question(prompt) for prompt in prompts]
     alone, together, reverse, other_seed = (
-        language_model(export, tmp_path / name, given, max_sequences=number).write(requests)
+        language_model(export, given, max_sequences=number).write(requests)
         for name, given, number, requests in (
             ("a", generation, 1, asked),
             ("b", generation, 64, asked),
@@ -160,7 +174,7 @@ def test_samples_depend_on_neither_batch_nor_order(export: Path, tmp_path: Path)
 @pytest.mark.parametrize("num_tokens", [1, 30, 63, 64, 127, 200])
 def test_windows_score_every_token_once(export: Path, tmp_path: Path, num_tokens: int) -> None:
     """As the harness cuts them. A window's last token takes no position."""
-    lm = language_model(export, tmp_path)
+    lm = language_model(export)
     lm.engine.runner.config = lm.engine.runner.config.model_copy(update={"max_position_embeddings": 64})
     ids = [index % 500 for index in range(num_tokens)]
     windows = list(lm._windows(ids))
@@ -171,7 +185,7 @@ def test_windows_score_every_token_once(export: Path, tmp_path: Path, num_tokens
 
 
 def test_rolling_log_likelihood_is_the_sum_of_the_windows(export: Path, tmp_path: Path) -> None:
-    lm = language_model(export, tmp_path)
+    lm = language_model(export)
     text = "import os\n" * 5
     whole = Instance("loglikelihood_rolling", {}, (text,), 0, ("task", 0, 1))
     assert lm.loglikelihood_rolling([whole]) == pytest.approx([lm.loglikelihood([choice("", text)])[0][0]])
@@ -181,10 +195,10 @@ def test_shared_beginnings_change_nothing_but_what_is_computed(
     export: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     benchmark = open_benchmark("mmlu", data)
-    warmed = language_model(export, tmp_path / "a", max_step_tokens=4096)  # all begin at once
+    warmed = language_model(export, max_step_tokens=4096)  # all begin at once
     _, items = run_benchmark(benchmark, Asking(), warmed)
     monkeypatch.setattr(EngineLM, "_warm", lambda self, prompts: None)
-    cold = language_model(export, tmp_path / "b", max_step_tokens=4096)
+    cold = language_model(export, max_step_tokens=4096)
     _, others = run_benchmark(benchmark, Asking(), cold)
     logprobs = [[one.logprob for item in some for one in item.choices] for some in (items, others)]
     assert logprobs[0] == pytest.approx(logprobs[1], abs=TOLERANCE)
@@ -193,7 +207,7 @@ def test_shared_beginnings_change_nothing_but_what_is_computed(
 
 def test_an_estimate_is_what_is_computed(export: Path, data: Path, tmp_path: Path) -> None:
     """But for pages, of which only whole ones are shared. The probe's own tokens do not count."""
-    lm = language_model(export, tmp_path, Generation(max_new_tokens=4, num_samples=2, temperature=1.0))
+    lm = language_model(export, Generation(max_new_tokens=4, num_samples=2, temperature=1.0))
     asked = [requests_of(open_benchmark(name, data), Asking(), lm) for name in ("mmlu", "gsm8k")]
     found = estimate(lm, asked)
     assert found.num_requests == len(asked[0]) + len(asked[1])

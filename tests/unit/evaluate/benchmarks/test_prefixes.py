@@ -12,7 +12,7 @@ def test_examples_then_questions_then_choices() -> None:
     prompts = sorted((*question, c, c) for question in questions for c in range(4))
     levels = shared_prefixes(prompts, page_size=16)
     assert [list(prefix) for prefix in levels[0]] == [examples[:96]]
-    assert [list(prefix) for prefix in levels[1]] == [question[:144] for question in questions]
+    assert sorted(list(prefix) for prefix in levels[1]) == [question[:144] for question in questions]
     assert len(levels) == 2
 
 
@@ -40,8 +40,8 @@ def test_every_level_extends_the_one_before() -> None:
 def test_chunks_fit() -> None:
     prompts = sorted([(*range(50), *[i] * 10) for i in range(20)] + [tuple(range(200, 500))])
     chunks = in_chunks(prompts, 120)
-    assert [index for chunk in chunks for index in chunk] == list(range(len(prompts)))
+    assert [prompt for chunk in chunks for prompt in prompts[chunk]] == prompts
     for chunk in chunks:
-        some = [prompts[index] for index in chunk]
+        some = prompts[chunk]
         size = len(some[0]) + sum(len(b) - common_length(a, b) for a, b in itertools.pairwise(some))
         assert size <= 120 or len(some) == 1

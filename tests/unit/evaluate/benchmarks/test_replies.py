@@ -12,7 +12,7 @@ REPLIES = {f"request {number}": Reply("text", number, 3, text="ä\n" * number, l
 def written(directory: Path, rank: int = 0) -> Path:
     with ReplyStore(directory, rank) as store:
         for digest, reply in REPLIES.items():
-            store.add(digest, reply)
+            store.add({digest: reply})
     return directory / f"replies-{rank:04}.jsonl"
 
 
@@ -30,7 +30,7 @@ def test_cut_at_every_byte(tmp_path: Path) -> None:
         whole = content[:length].count(b"\n")
         with ReplyStore(path.parent) as store:
             assert len(store.known) in (whole, whole + 1)  # the last line may lack its end alone
-            store.add("new", REPLIES["request 1"])
+            store.add({"new": REPLIES["request 1"]})
         again = ReplyStore(path.parent)
         assert "new" in again.known
         assert len(again.known) >= whole + 1
@@ -40,16 +40,13 @@ def test_cut_at_every_byte(tmp_path: Path) -> None:
 def test_damaged_lines_do_not_count(tmp_path: Path, damage: bytes) -> None:
     path = written(tmp_path)
     path.write_bytes(damage + path.read_bytes())
-    store = ReplyStore(tmp_path)
-    assert (store.known, store.num_damaged) == (REPLIES, 1)
+    assert ReplyStore(tmp_path).known == REPLIES
 
 
 def test_a_changed_character_is_noticed(tmp_path: Path) -> None:
     path = written(tmp_path)
     path.write_bytes(path.read_bytes().replace(b'"num_tokens": 2', b'"num_tokens": 9'))
-    store = ReplyStore(tmp_path)
-    assert "request 2" not in store.known
-    assert store.num_damaged == 1
+    assert ReplyStore(tmp_path).known.keys() == REPLIES.keys() - {"request 2"}
 
 
 def test_digests_differ_by_all_that_a_reply_depends_on() -> None:

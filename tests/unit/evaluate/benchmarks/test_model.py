@@ -1,8 +1,8 @@
-"""What a task sees of a reply."""
+"""What a task's request becomes, and what the task sees of a reply."""
 
 import pytest
 
-from glmforge.evaluate.benchmarks.visible import stop_strings, visible_answer
+from glmforge.evaluate.benchmarks.model import stop_strings, visible_answer
 
 
 @pytest.mark.parametrize(
