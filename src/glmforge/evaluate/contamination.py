@@ -1,9 +1,9 @@
-"""Which items of a benchmark stand in the text that a run was trained on.
+"""Which items of a benchmark are in the text that a run was trained on.
 
-The exact rule of `glmforge data decontaminate` (`glmforge.data.passages`), on the run's own token shards, decoded: a
-question is leaked if a document has 13 of its words in a row, or all of a shorter question; case, punctuation and
-accents do not count. Questions of fewer than 8 words are not searched for, and n-grams of more than 10 items prove
-nothing. A paraphrase, a translation or an answer alone is not found.
+This is the exact rule of `glmforge data decontaminate` (`glmforge.data.passages`) on the run's own token shards,
+decoded: a question is leaked if a document has 13 of its words in a row, or all of a shorter question; case,
+punctuation and accents do not count. Questions of fewer than 8 words are not searched for, and n-grams of more than 10
+items prove nothing. Paraphrases, translations and answers alone are not found.
 """
 
 import re
@@ -35,10 +35,10 @@ _NO_SHARE = 1e9
 
 @dataclass
 class Leaks:
-    """What was found of a benchmark.
+    """The leaked items of a benchmark.
 
     Attributes:
-        num_searchable: items with a question that can be searched for.
+        num_searchable: items whose question can be searched for.
         found: number of a leaked item -> the shard that has it.
     """
 
@@ -48,7 +48,7 @@ class Leaks:
     found: dict[int, str] = field(default_factory=dict)
 
     def scores(self, items: Iterable[Item]) -> list[Estimate | None]:
-        """Of a result's items: all of this benchmark's, those not leaked, those leaked; None of no items."""
+        """Of a result: all items of this benchmark, those not leaked, those leaked; None where there are no items."""
         own = [item for item in items if item.benchmark == self.benchmark]
         parts = own, [i for i in own if i.number not in self.found], [i for i in own if i.number in self.found]
         return [
@@ -69,16 +69,27 @@ def find_leaks(questions: Mapping[str, Sequence[str]], documents: Iterable[tuple
     index = build_index(text, offsets, np.arange(len(owners)), SEED_WORDS, COMMON_ITEMS)
     searchable = iter(index.searchable(RUN_WORDS, MIN_WORDS).tolist())
     leaks = {name: Leaks(name, len(texts), sum(next(searchable) for _ in texts)) for name, texts in questions.items()}
-    for shards, texts in _batches(documents):
-        hits, _ = scan(*_as_bytes(texts), fold_table(), index.table, index.table)
+
+    def search(part: list[tuple[str, str]]) -> None:
+        hits, _ = scan(*_as_bytes([text for _, text in part]), fold_table(), index.table, index.table)
         for document, passage, *_ in index.judge(hits, RUN_WORDS, _NO_SHARE, MIN_WORDS).tolist():
             name, number = owners[passage]
-            leaks[name].found.setdefault(number, shards[document])
+            leaks[name].found.setdefault(number, part[document][0])
+
+    part, size = [], 0
+    for document in documents:
+        part.append(document)
+        size += len(document[1])
+        if size >= _BATCH_CHARACTERS:
+            search(part)
+            part, size = [], 0
+    if part:
+        search(part)
     return list(leaks.values())
 
 
 def documents_of(sources: Sequence[Path], tokenizer: Path | None = None) -> Iterator[tuple[str, str]]:
-    """Shard and text, without control tokens, of each document that runs trained on or that is in given shards.
+    """Shard and text, without control tokens, of each document in runs' training data or in given shards.
 
     Args:
         sources: runs, or prefixes of shards.
@@ -87,7 +98,7 @@ def documents_of(sources: Sequence[Path], tokenizer: Path | None = None) -> Iter
     Raises:
         DataError: no such run or shard, conversations that are not encoded, no tokenizer, or another than the shard's.
     """
-    opened = [_shards(source, tokenizer) for source in sources]  # what is missing is told before hours of reading
+    opened = [_shards(source, tokenizer) for source in sources]  # before hours of reading: is anything missing?
     for shards, words in opened:
         for shard in shards:
             for number in range(shard.num_documents):
@@ -110,27 +121,13 @@ def _shards(source: Path, given: Path | None) -> tuple[list[TokenShard], Tokeniz
 
 
 def _prefixes(source: SourceConfig, encoded_dir: Path | None) -> list[Path]:
-    """The shard of a source; of conversations whatever was encoded of the file."""
+    """The shard of a source; of conversations all encodings of the file."""
     if not source.is_conversations:
         return [source.path]
     names = sorted((encoded_dir or source.path.parent).glob(f"{escape(source.path.name)}.tokens-*.idx"))
     if not (found := [path.with_suffix("") for path in names if _ENCODED.search(path.name)]):
         raise DataError(f"{source.path}: its encoded conversations are missing; encode them with 'glmforge data chat'")
     return found
-
-
-def _batches(documents: Iterable[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
-    """Names and texts, some megabytes at a time."""
-    names, texts, size = list[str](), list[str](), 0
-    for name, text in documents:
-        names.append(name)
-        texts.append(text)
-        size += len(text)
-        if size >= _BATCH_CHARACTERS:
-            yield names, texts
-            names, texts, size = [], [], 0
-    if texts:
-        yield names, texts
 
 
 def _as_bytes(texts: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -48,8 +48,8 @@ def test_failures(results: tuple[str, str]) -> None:
 
 def test_table(results: tuple[str, str]) -> None:
     shown = run("table", *results)
-    assert "100.0% (100%, 0%) *" in shown
-    assert "25.0% (33%, 25%)" in shown
+    assert "100.0% (100.0%, 0.0%) *" in shown
+    assert "25.0% (33.3%, 25.0%)" in shown
     rows = list(csv.DictReader(io.StringIO(run("table", *results, "--csv"))))
     assert [row["gsm8k, best"] for row in rows] == ["True", "False"]
     assert json.loads(run("table", *results, "--json"))[1]["gsm8k, cut"] == 0.25

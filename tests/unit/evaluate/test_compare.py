@@ -61,7 +61,7 @@ def test_other_questions_are_named_and_only_common_ones_compared(tmp_path: Path)
 def test_nothing_in_common_is_one_line(tmp_path: Path) -> None:
     old = made_result(tmp_path / "old", [item(0, 1.0)])
     new = made_result(tmp_path / "new", [item(0, 1.0, digest="asked otherwise")])
-    with pytest.raises(DataError, match="no item in common: evaluate both"):
+    with pytest.raises(DataError, match="no scored item in common: evaluate both"):
         compare_results(old, new)
 
 

@@ -61,7 +61,7 @@ def test_gains_that_nothing_supports_are_not_claimed() -> None:
 def test_a_model_that_always_chooses_one_place_is_found() -> None:
     items = [chosen(n, 0, n % 4) for n in range(20)]
     (advice,) = find_failures("mmlu", items).advice
-    assert "place 1 in 20 of 20 items, 5 times rightly" in advice.evidence
+    assert "place 1 in 20 of 20 items, 5 of them rightly" in advice.evidence
     assert find_failures("mmlu", [chosen(n, n % 4, n % 4) for n in range(20)]).advice == ()
 
 
