@@ -29,23 +29,17 @@ from glmforge.observe.run import RunDirectory
 
 _BATCH_CHARACTERS = 1 << 22
 _ENCODED = re.compile(r"\.tokens-[0-9a-f]{16}\.idx$")
-_NO_SHARE = 1e9
-"""No share of a question's words is proof: only runs are."""
+_NO_SHARE = 1e9  # no share of a question's words is proof, only runs are
 
 
 @dataclass
 class Leaks:
-    """The leaked items of a benchmark.
-
-    Attributes:
-        num_searchable: items whose question can be searched for.
-        found: number of a leaked item -> the shard that has it.
-    """
+    """The leaked items of a benchmark."""
 
     benchmark: str
     num_items: int
-    num_searchable: int
-    found: dict[int, str] = field(default_factory=dict)
+    num_searchable: int  # items whose question can be searched for
+    found: dict[int, str] = field(default_factory=dict)  # number of a leaked item -> the shard that has it
 
     def scores(self, items: Iterable[Item]) -> list[Estimate | None]:
         """Of a result: all items of this benchmark, those not leaked, those leaked; None where there are no items."""

@@ -1,9 +1,7 @@
 """An evaluation from start to end: prepared or resumed, run, and written."""
 
 import hashlib
-import importlib.metadata
 import json
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -22,7 +20,8 @@ from glmforge.evaluate.benchmarks.catalog import Benchmark
 from glmforge.evaluate.benchmarks.harness import Answered, Asked, Asking, Model, answer, requests_of, score
 from glmforge.evaluate.benchmarks.language_model import Generation
 from glmforge.evaluate.result import RESULT, Item, Result, Score, changed, write_result
-from glmforge.files import kind_of, parse_json, read_text
+from glmforge.files import kind_of, read_json
+from glmforge.observe.environment import library_versions
 from glmforge.parallel.placement import local_chunk
 
 ASKED, PREDICTIONS = "asked.json", "predictions.jsonl"
@@ -41,7 +40,7 @@ def prepare(directory: Path, model: Mapping[str, object], settings: Mapping[str,
         for old in (*directory.glob("**/replies-*.jsonl"), path, directory / RESULT):
             old.unlink(missing_ok=True)
     if kind_of(path, error=DataError) == "file":
-        earlier = parse_json(read_text(path, error=DataError), dict, source=str(path), error=DataError)
+        earlier = read_json(path, dict, error=DataError)
         if names := [*changed(earlier, asked)]:
             named = ", ".join(names[:4] + ["..."] * (len(names) > 4))
             raise DataError(
@@ -87,9 +86,9 @@ def finish(
 ) -> Result:
     """Write the result, and the patches of SWE-bench in the form that its judge reads."""
     known = {name: identity[name] for name in ("weights", "step", "tokens") if name in identity}
-    created = datetime.now(UTC).isoformat(timespec="seconds")
+    created, versions = datetime.now(UTC).isoformat(timespec="seconds"), library_versions(_PACKAGES)
     result = Result(
-        model=source, **known, settings=dict(settings), versions=versions(), created=created, scores=tuple(scores)
+        model=source, **known, settings=dict(settings), versions=versions, created=created, scores=tuple(scores)
     )
     patches = [
         {"instance_id": item.target, "model_name_or_path": source, "model_patch": item.written[0].extracted or ""}
@@ -109,17 +108,6 @@ def settings_of(asking: Asking, generation: Generation, benchmarks: Sequence[Ben
         "generation": asdict(generation),
         "benchmarks": {one.name: one.data for one in benchmarks},
     }
-
-
-def versions() -> dict[str, str]:
-    """Of Python and the packages that scores depend on."""
-    found = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def trained_for(source: str) -> dict[str, object]:

@@ -13,7 +13,6 @@ before it began is neither a refusal nor an answer.
 import re
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -31,8 +30,7 @@ from glmforge.evaluate.benchmarks.visible import visible_answer
 from glmforge.evaluate.result import Item, Score, Written
 from glmforge.evaluate.statistics import Estimate, estimate
 
-BEGINNING = 300
-"""Characters of an answer in which a refusal says that it is one."""
+BEGINNING = 300  # characters of an answer in which a refusal says that it is one
 
 _HARMFUL = Source(
     ("harmful_behaviors.csv", "harmful.csv", "harmful.jsonl"), "https://github.com/llm-attacks/llm-attacks"
@@ -62,20 +60,13 @@ class Request(NamedTuple):
     language: str = ""
 
 
-@dataclass(frozen=True)
-class Requests:
-    """The requests of one kind.
+class Requests(NamedTuple):
+    """The requests of one kind, which are a benchmark in a result."""
 
-    Attributes:
-        name: of the benchmark in a result: "refusal", "over_refusal".
-        metric: what counts as right: "refused", "answered".
-        data: digest of the requests.
-    """
-
-    name: str
-    metric: str
+    name: str  # "refusal", "over_refusal"
+    metric: str  # what counts as right: "refused", "answered"
     requests: tuple[Request, ...]
-    data: str
+    data: str  # digest of the requests
 
 
 def read_requests(data: Path | None, limit: int | None = None) -> tuple[Requests, Requests]:

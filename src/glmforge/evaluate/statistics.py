@@ -5,8 +5,8 @@ context (a passage, a template) are not independent: their errors are summed by 
 with one degree of freedom less than there are clusters. Independent items scored 0 or 1 have Wilson's interval. Two
 models are compared item by item, which removes the items' own difficulty from the error.
 
-Where nothing varies, the spread says nothing. The interval then holds what a share of items may do that is so rare that
-with probability `LEVEL` one of them would have been met.
+Where nothing varies, the spread says nothing. The interval then allows for a share of deviating items that is so small
+that with probability 1 - `LEVEL` none of them is in the sample.
 """
 
 import math
@@ -93,14 +93,13 @@ def compare(old: ArrayLike, new: ArrayLike, clusters: Sequence[object] | None = 
     else:
         test, p_value = "sign, exact", _sign_test(0, found.num_clusters if found.mean else 0)
     detectable = _STDERRS * found.stderr
-    if found.stderr == 0 and are_shares:
-        detectable = detectable_difference(found.num_clusters, _unseen(found.num_clusters))
-    return Comparison(found, p_value, test, num_better, num_worse, detectable)
+    if found.stderr == 0:
+        detectable = detectable_difference(found.num_clusters, _unseen(found.num_clusters)) if are_shares else math.nan
+    return Comparison(found, p_value, test, num_better, num_worse, min(detectable, 1.0) if are_shares else detectable)
 
 
 def detectable_difference(num_items: int, flip_share: float) -> float:
-    """The smallest difference in accuracy that `num_items` paired items show at `LEVEL` with probability `POWER`, where
-    `flip_share` of the items change between right and wrong."""
+    """`Comparison.detectable` of `num_items` scored 0 or 1, of which `flip_share` change between right and wrong."""
     return _STDERRS * math.sqrt(flip_share / num_items)
 
 
@@ -117,12 +116,7 @@ def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
 
 
 def majority(answers: Sequence[str | None], same: Callable[[str, str], bool]) -> int | None:
-    """The index of the first answer that most others agree with; None where there is no answer.
-
-    Args:
-        answers: of the samples of one item, None where a sample has none.
-        same: whether two answers agree; it is taken to be an equivalence.
-    """
+    """The index of the first answer that most others agree with; None where all are None. `same` is an equivalence."""
     known = [(index, answer) for index, answer in enumerate(answers) if answer is not None]
     firsts = [next(index for index, other in known if same(other, answer)) for _, answer in known]
     return max(firsts, key=firsts.count, default=None)  # of equal ones the first
@@ -144,8 +138,9 @@ def _with_interval(
     stderr = 0.0 if stderr <= _ROUNDING * float(np.abs(values_N).max()) else stderr
     below = above = float(stats.t.ppf(0.5 + LEVEL / 2, num_clusters - 1)) * stderr
     low, high = bounds
-    if stderr == 0 and math.isfinite(low):
-        below, above = _unseen(num_clusters) * (mean - low), _unseen(num_clusters) * (high - mean)
+    if stderr == 0:  # without bounds nothing is known of unseen items: NaN
+        unseen = _unseen(num_clusters) if math.isfinite(low) else math.nan
+        below, above = unseen * (mean - low), unseen * (high - mean)
     return Estimate(mean, max(mean - below, low), min(mean + above, high), stderr, num_items, num_clusters)
 
 
@@ -154,7 +149,7 @@ def _sign_test(num_better: int, num_changed: int) -> float:
 
 
 def _unseen(num_clusters: int) -> float:
-    """A share of items that may do otherwise, though none of them was met."""
+    """The share of deviating items of which this many clusters have none with probability 1 - `LEVEL`."""
     return 1 - float((1 - LEVEL) ** (1 / num_clusters))
 
 

@@ -21,8 +21,7 @@ from glmforge.observe.run import RunDirectory
 POLL_S = 20.0
 _ENDS, _BEGINS = ("finished", "stopped"), ("started", "resumed")
 
-Evaluate = Callable[[Path, Path], None]
-"""Takes a checkpoint and the directory of its result."""
+Evaluate = Callable[[Path, Path], None]  # takes a checkpoint and the directory of its result
 
 
 def watch(

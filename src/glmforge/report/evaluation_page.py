@@ -172,10 +172,11 @@ def _groups(one: Failures) -> list[Table]:
 
 def _flipped(one: Compared) -> list[Example]:
     return [
-        Example(
+        _example(
             f"{word}: {_name(pair.new)}, {pair.old.score:.2f} → {pair.new.score:.2f}",
-            _clipped(pair.new.prompt),
-            (_side(pair.old, "Old"), _side(pair.new, "New"), Side("Right", _target(pair.new))),
+            pair.new,
+            _side(pair.old, "Old"),
+            _side(pair.new, "New"),
         )
         for word, pairs in (("Worse", one.worse), ("Better", one.better))
         for pair in pairs[:_SHOWN_FLIPS]
@@ -184,14 +185,16 @@ def _flipped(one: Compared) -> list[Example]:
 
 def _examples(one: Failures) -> list[Example]:
     return [
-        Example(
-            f"{kind}: {_name(failure.item)}",
-            _clipped(failure.item.prompt),
-            (_side(failure.item, "The model", failure.reply), Side("Right", _target(failure.item))),
-        )
+        _example(f"{kind}: {_name(found.item)}", found.item, _side(found.item, "The model", found.reply))
         for kind in KINDS
-        for failure in [failure for failure in one.failures if failure.kind == kind][:_SHOWN_OF_KIND]
+        for found in [found for found in one.failures if found.kind == kind][:_SHOWN_OF_KIND]
     ]
+
+
+def _example(title: str, item: Item, *sides: Side) -> Example:
+    """Beside the sides stands the right answer; of a choice that is named by its number, its text."""
+    named = {str(place): one.text.strip() for place, one in enumerate(item.choices)}
+    return Example(title, _clipped(item.prompt), (*sides, Side("Right", _clipped(named.get(item.target, item.target)))))
 
 
 def _side(item: Item, title: str, reply: Written | None = None) -> Side:
@@ -207,12 +210,6 @@ def _side(item: Item, title: str, reply: Written | None = None) -> Side:
     cut = "cut, " if reply.is_cut else ""
     verdict = f"extracted {extracted}; score {reply.score:.2f}; {cut}{reply.num_tokens:,} tokens"
     return Side(title, _clipped(reply.answer), verdict, "" if reply.text == reply.answer else _clipped(reply.text))
-
-
-def _target(item: Item) -> str:
-    """The right answer; of a choice that is named by its number, its text."""
-    named = {str(place): one.text.strip() for place, one in enumerate(item.choices)}
-    return _clipped(named.get(item.target, item.target))
 
 
 def _name(item: Item) -> str:

@@ -64,6 +64,19 @@ def test_hugging_face_reads_the_card(tmp_path: Path) -> None:
     assert (read.metric_value, read.dataset_type, read.metric_type) == (50.0, "gsm8k", "exact|match <b>")
 
 
+def test_a_card_is_of_one_model(tmp_path: Path) -> None:
+    """A server's model is called by its name, not by its URL; a measure that is no share stays as it is."""
+    bits = [written(0, -1.25)]
+    one = made_result(tmp_path / "1", bits, model="glm at http://localhost:8000/v1", versions={"torch": "1"})
+    two = made_result(tmp_path / "2", [written(0, 1.0)], weights="aa", versions={"torch": "2"})
+    text = card_section([one, two])
+    (index,) = yaml.safe_load(text.split("---\n")[1])["model-index"]
+    assert (index["name"], [each["metrics"][0]["value"] for each in index["results"]]) == ("glm", [-1.25, 100.0])
+    assert "Measured with torch 1, torch 2." in text
+    with pytest.raises(DataError, match="different weights: write a card for each"):
+        card_section([two, made_result(tmp_path / "3", bits, weights="bb")])
+
+
 def test_a_card_without_scores_is_one_line(tmp_path: Path) -> None:
     items = [written(0, 0.0)]
     with pytest.raises(DataError, match="no result has a score"):
@@ -78,3 +91,10 @@ def test_published_figures_are_shares_with_settings_and_source() -> None:
         assert 0 < one.score < 1
         assert one.settings
         assert one.source
+
+
+def test_a_benchmark_may_be_called_as_a_column(tmp_path: Path) -> None:
+    names, (one,) = read_history(
+        [made_result(tmp_path, [written(0, 1.0).model_copy(update={"benchmark": "step"})], step=7)]
+    )
+    assert (names, one["step"], one["benchmark step"]) == (["benchmark step"], 7, 1.0)

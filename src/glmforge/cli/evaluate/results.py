@@ -14,6 +14,7 @@ from glmforge.cli.evaluate.model import benchmark_names
 from glmforge.cli.tables import print_table
 from glmforge.cli.tables import table as terminal_table
 from glmforge.extras import needed_for
+from glmforge.files import escaped
 
 if TYPE_CHECKING:
     from glmforge.report.page import Table
@@ -162,15 +163,15 @@ def contamination(
 
 
 def _print(given: "Table", sentences: Iterable[str] = ()) -> None:
-    """A page's table on the terminal, and sentences below it."""
-    console, titles = Console(), [escape(column.title.lower()) for column in given.columns]
+    """A page's table on the terminal, and sentences below it. Names in them may be from elsewhere."""
+    console, titles = Console(), [escape(escaped(column.title.lower())) for column in given.columns]
     words = [title for title, column in zip(titles, given.columns, strict=True) if not column.number]
     rows = terminal_table(*titles, in_words=words)
     for cells in given.rows:
-        rows.add_row(*(escape(cell.text) for cell in cells))
+        rows.add_row(*(escape(escaped(cell.text)) for cell in cells))
     print_table(escape(given.title), rows, console)
     for sentence in sentences:
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        console.print(escaped(sentence), markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_json(found: Sequence[object]) -> None:
