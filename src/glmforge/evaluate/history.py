@@ -18,14 +18,15 @@ def read_history(directories: Sequence[Path]) -> tuple[list[str], list[dict[str,
     """
     results = [(directory, read_result(directory)) for directory in directories]
     results.sort(key=lambda one: (one[1].model.partition("@")[0], one[1].step or 0, one[1].tokens or 0))
-    rows = [dict(zip(FACTS, (str(path), one.model, one.step, one.tokens), strict=True)) for path, one in results]
+    facts = [(str(path), one.model, one.step, one.tokens) for path, one in results]
+    rows: list[dict[str, Any]] = [dict(zip(FACTS, values, strict=True)) for values in facts]
     keys: list[str] = []
     for name in dict.fromkeys(score.benchmark for _, one in results for score in one.scores):
         keys.append(key := f"benchmark {name}" if name in FACTS else name)
         scores = [next((score for score in one.scores if score.benchmark == name), None) for _, one in results]
-        known = [score for score in scores if score and score.score is not None]
-        ranks = len(known) > 1 and len({score.fingerprint for score in known}) == 1
-        best = max(score.score for score in known) if ranks else None
+        known = [(score.score, score.fingerprint) for score in scores if score and score.score is not None]
+        ranks = len(known) > 1 and len({fingerprint for _, fingerprint in known}) == 1
+        best = max(known)[0] if ranks else None
         for row, score in zip(rows, scores, strict=True):
             value = score and score.score
             row[key] = value

@@ -6,7 +6,7 @@ template escapes all of it, and long ones are shown from both ends.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from glmforge.errors import DataError
 from glmforge.evaluate.compare import Compared, compare_results, not_compared
@@ -21,23 +21,10 @@ from glmforge.report.page import Column, Summary, Table, Tile, check_suffix, mak
 
 PAGE, NEEDLES = "page.html", "needles.jsonl"
 _SHOWN_FLIPS, _SHOWN_OF_KIND, _SHOWN_GROUPS = 6, 3, 15
-_END = 1200
-"""Characters of a long text that are shown of each end."""
+_END = 1200  # characters of a long text that are shown of each end
 
-
-class Side(NamedTuple):
-    """What one model made of an item; `whole` is all that it wrote, where that is more than the answer."""
-
-    title: str
-    text: str
-    verdict: str = ""
-    whole: str = ""
-
-
-class Example(NamedTuple):
-    title: str
-    prompt: str
-    sides: tuple[Side, ...]
+_Example = tuple[str, Item, list[tuple[str, Item, Written | None]]]
+"""Title, item, and beside the right answer what models made of it: whose, which item, which reply to it."""
 
 
 def write_page(
@@ -71,6 +58,8 @@ def write_page(
         scores=[(score, official_of(score.benchmark), _remarks(score)) for score in scores],
         published=_published(scores),
         figures=_figures(directory),
+        clipped=_clipped,
+        target=_target,
         failures=[(one, _groups(one), _examples(one)) for one in failures],
         facts=flat(result.settings)
         | {f"version of {name}": value for name, value in result.versions.items()}
@@ -108,7 +97,8 @@ def comparison_table(found: Sequence[Compared], title: str = "new minus old, in 
         "New minus old in points, over the items that both have. “Detectable”: the smallest true difference that this "
         "number of items shows with a probability of 80 %. Finished and cut are of all items."
     )
-    return make_table(title, ["Benchmark", Column("Verdict"), *numbers], rows, note=note)
+    columns: list[str | Column] = ["Benchmark", Column("Verdict"), *numbers]
+    return make_table(title, columns, rows, note=note)
 
 
 def _points(one: Compared, difference: float) -> float:
@@ -122,7 +112,7 @@ def _published(scores: Sequence[Score]) -> Table | None:
         [one.benchmark, one.model, format_score(one.score), one.settings, one.source]
         for one in official_of(*(score.benchmark for score in scores))
     ]
-    columns = ["Benchmark", Column("Model"), "Score", Column("Settings"), Column("Source")]
+    columns: list[str | Column] = ["Benchmark", Column("Model"), "Score", Column("Settings"), Column("Source")]
     note = "Measured by others, with other prompts, budgets and samples: for orientation, not for comparison."
     return make_table("Published", columns, rows, note=note) if rows else None
 
@@ -170,50 +160,37 @@ def _groups(one: Failures) -> list[Table]:
     return tables
 
 
-def _flipped(one: Compared) -> list[Example]:
+def _flipped(one: Compared) -> list[_Example]:
     return [
-        _example(
+        (
             f"{word}: {_name(pair.new)}, {pair.old.score:.2f} → {pair.new.score:.2f}",
             pair.new,
-            _side(pair.old, "Old"),
-            _side(pair.new, "New"),
+            [("Old", pair.old, _worst(pair.old)), ("New", pair.new, _worst(pair.new))],
         )
         for word, pairs in (("Worse", one.worse), ("Better", one.better))
         for pair in pairs[:_SHOWN_FLIPS]
     ]
 
 
-def _examples(one: Failures) -> list[Example]:
+def _examples(one: Failures) -> list[_Example]:
     return [
-        _example(f"{kind}: {_name(found.item)}", found.item, _side(found.item, "The model", found.reply))
+        (f"{kind}: {_name(found.item)}", found.item, [("The model", found.item, found.reply)])
         for kind in KINDS
         for found in [found for found in one.failures if found.kind == kind][:_SHOWN_OF_KIND]
     ]
 
 
-def _example(title: str, item: Item, *sides: Side) -> Example:
-    """Beside the sides stands the right answer; of a choice that is named by its number, its text."""
-    named = {str(place): one.text.strip() for place, one in enumerate(item.choices)}
-    return Example(title, _clipped(item.prompt), (*sides, Side("Right", _clipped(named.get(item.target, item.target)))))
-
-
-def _side(item: Item, title: str, reply: Written | None = None) -> Side:
-    """A reply (the worst one unless it is given), or the choices with what the model chose."""
-    if not item.written:
-        lines = [
-            f"{'→' if place == item.predicted else ' '} {one.text.strip()}  (log-likelihood {one.logprob:.2f})"
-            for place, one in enumerate(item.choices)
-        ]
-        return Side(title, _clipped("\n".join(lines)), f"score {item.score:.2f}")
-    reply = reply or min(item.written, key=lambda one: one.score)
-    extracted = "nothing" if reply.extracted is None else f"“{_clipped(reply.extracted)}”"
-    cut = "cut, " if reply.is_cut else ""
-    verdict = f"extracted {extracted}; score {reply.score:.2f}; {cut}{reply.num_tokens:,} tokens"
-    return Side(title, _clipped(reply.answer), verdict, "" if reply.text == reply.answer else _clipped(reply.text))
+def _worst(item: Item) -> Written | None:
+    return min(item.written, key=lambda one: one.score, default=None)
 
 
 def _name(item: Item) -> str:
     return f"item {item.number}" + (f" ({item.subject})" if item.subject else "")
+
+
+def _target(item: Item) -> str:
+    """The right answer; of a choice that is named by its number, its text."""
+    return {str(place): one.text.strip() for place, one in enumerate(item.choices)}.get(item.target, item.target)
 
 
 def _clipped(text: str) -> str:

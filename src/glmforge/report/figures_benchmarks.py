@@ -6,7 +6,7 @@ they may be of other numbers of items, or asked in another way.
 
 from collections import defaultdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -44,7 +44,7 @@ def benchmark_scores(run: RunLog, results: Path | None = None) -> Figure | None:
             color, style = SERIES[number % len(SERIES)], "-" if number < len(SERIES) else "--"
             tokens, scores, lows, highs, (chance, *_) = np.array(points, dtype=float).T
             around = np.stack((scores - lows, highs - scores)).clip(min=0)
-            line = {"linestyle": style, "color": color, "marker": "o", "markersize": 3.5}
+            line: dict[str, Any] = {"linestyle": style, "color": color, "marker": "o", "markersize": 3.5}
             plot.axes.errorbar(tokens, scores, around, **line, capsize=2, elinewidth=1, label=name)
             if chance:
                 plot.axes.axhline(chance, color=color, linestyle=":", linewidth=1)
@@ -60,7 +60,8 @@ def score_curves(run: RunLog, results: Path | None) -> dict[str, list[ScorePoint
     curves: dict[str, list[ScorePoint]] = defaultdict(list)
     for record in run.benchmarks:
         if (score := record.get("benchmark_score")) is not None:
-            low, high = record.get("benchmark_low", score), record.get("benchmark_high", score)
+            low: float = record.get("benchmark_low", score)
+            high: float = record.get("benchmark_high", score)
             curves[record["benchmark"]].append(ScorePoint(record["tokens"], score, low, high))
     root = results or run.directory.evaluations
     found = [path for path in sorted(root.glob("step-*")) if kind_of(path / RESULT, error=DataError) == "file"]
@@ -69,7 +70,7 @@ def score_curves(run: RunLog, results: Path | None) -> dict[str, list[ScorePoint
     for result in map(read_result, found):
         for one in result.scores:
             if result.tokens is not None and one.score is not None:
-                low, high = (one.interval.low, one.interval.high) if one.interval else (one.score, one.score)
-                point = ScorePoint(result.tokens, one.score, low, high, one.chance or 0.0)
+                ends = (one.interval.low, one.interval.high) if one.interval else (one.score, one.score)
+                point = ScorePoint(result.tokens, one.score, *ends, one.chance or 0.0)
                 curves[f"{one.benchmark}, checkpoints"].append(point)
     return {name: sorted(points) for name, points in curves.items()}

@@ -81,7 +81,8 @@ def delete_old_checkpoints(root: Path, config: CheckpointConfig) -> Iterator[Pat
     """`apply_retention` by one process alone; another one may be at it as well. Raises `OSError`."""
     permanent, ephemeral = _whole(root)
     newest = max(map(step_of, [*permanent[:1], *ephemeral[:1]]), default=-1)
-    best, every = config.keep_best and best_checkpoint(permanent, config.keep_best), config.keep_every_steps
+    best = best_checkpoint(permanent, config.keep_best) if config.keep_best is not None else None
+    every = config.keep_every_steps
     doomed = [path for path in permanent[config.keep_last :] if every is None or step_of(path) % every != 0]
     doomed = [path for path in doomed if best is None or path != best[0]]
     doomed += ephemeral[config.keep_ephemeral :]

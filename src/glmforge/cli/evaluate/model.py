@@ -81,7 +81,7 @@ def opened(options: ModelOptions, *, is_chat: bool) -> Iterator[Opened]:
         max_step_tokens=max(512, options.max_sequences),
     )
     dtype = None if options.dtype is None else DTYPES[options.dtype.value]
-    where = {"dtype": dtype, "device": options.device, "tokenizer": options.tokenizer}
+    where: dict[str, Any] = {"dtype": dtype, "device": options.device, "tokenizer": options.tokenizer}
     with open_model(options.model, config, **where, parallel=options.parallel or ()) as model:
         identity = model.identity | trained_for(options.model)
         yield Opened(options.model, identity, partial(EngineLM, model.engine, is_chat=is_chat))
