@@ -59,7 +59,8 @@ def score_curves(run: RunLog, results: Path | None) -> dict[str, list[ScorePoint
     """By benchmark: what the run measured itself, and what its checkpoints scored when they were evaluated."""
     curves: dict[str, list[ScorePoint]] = defaultdict(list)
     for record in run.benchmarks:
-        if (score := record.get("benchmark_score")) is not None:
+        if "benchmark_score" in record:
+            score: float = record["benchmark_score"]
             low: float = record.get("benchmark_low", score)
             high: float = record.get("benchmark_high", score)
             curves[record["benchmark"]].append(ScorePoint(record["tokens"], score, low, high))
