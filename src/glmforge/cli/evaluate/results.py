@@ -139,8 +139,9 @@ def contamination(
     """
     names = benchmark_names(benchmark)
     with needed_for("evaluate contamination"):
-        from glmforge.evaluate.benchmarks.catalog import open_benchmark, questions_of
-        from glmforge.evaluate.contamination import documents_of, find_leaks
+        import lm_eval  # noqa: F401
+    from glmforge.evaluate.benchmarks.catalog import open_benchmark, questions_of
+    from glmforge.evaluate.contamination import documents_of, find_leaks
     from glmforge.evaluate.result import format_score, read_items
     from glmforge.report.page import make_table
 
