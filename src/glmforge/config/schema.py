@@ -255,17 +255,13 @@ class RunConfig(Strict):
 
     def _check_metric(self, key: str, metric: str) -> int:
         """The steps between two of its values."""
-        observe = self.observe
-        if metric in HELD_OUT_METRICS and observe.evaluate_every is None:
-            refuse(key, "needs evaluations: set observe.evaluate_every")
-        every = observe.measured_every(metric)
-        if every is None:
-            there = [*HELD_OUT_METRICS, *(observe.benchmarks.measured if observe.benchmarks else [])]
-            refuse(
-                f"{key}.metric",
-                f"'{metric}' is not measured; choose one of {', '.join(there)}, or add it to observe.benchmarks",
-            )
-        return every
+        every, benchmarks = self.observe.evaluate_every, self.observe.benchmarks
+        if metric in HELD_OUT_METRICS:
+            return every or refuse(key, "needs evaluations: set observe.evaluate_every")
+        if benchmarks is not None and metric in benchmarks.measured:
+            return benchmarks.every_steps
+        names = ", ".join([*HELD_OUT_METRICS, *(benchmarks.measured if benchmarks else [])])
+        refuse(f"{key}.metric", f"'{metric}' is not measured; choose one of {names}, or add it to observe.benchmarks")
 
     @model_validator(mode="after")
     def _check_needles(self) -> Self:
