@@ -4,7 +4,9 @@
     python benchmarks/evaluation.py --model exports/demo --data DATA --parts speed --items 50 --quick
 
 Equality: both are given the same requests, made by the harness's tasks. Of choices the log-likelihoods and the choice
-are compared, of written answers the tokens; where the first ones differ, how far apart the two tokens are.
+are compared, of written answers the tokens; where the first ones differ, how far apart the two tokens are. The `hf`
+model sums log-probabilities in fp32, in which a sum near 1,000 is rounded to 6e-5: so log-likelihoods are compared,
+too, with the sum of transformers' own, token by token, in fp64.
 
 Speed: the `hf` model tries batch sizes on a part of the requests and takes the fastest; then the two take turns in one
 process. Times include tokenisation. Our engine begins each turn with an empty cache.
@@ -127,15 +129,32 @@ def compare_choices(ours: EngineLM, theirs: HFLM, asked: Sequence[Instance]) -> 
     for request, ((mine, _), (other, _)) in zip(asked, pairs, strict=True):
         items.setdefault(request.doc_id, []).append((mine, other))
     best = [[max(range(len(some)), key=lambda i: some[i][side]) for side in (0, 1)] for some in items.values()]
+    exact = sums_of_tokens(theirs, ours._pairs(asked))
     return {
         "items": len(items),
         "choices": len(asked),
         "largest_difference": max(abs(mine[0] - other[0]) for mine, other in pairs),
+        "largest_difference_to_fp64_sum": max(abs(mine[0] - one) for (mine, _), one in zip(pairs, exact, strict=True)),
+        "hf_to_fp64_sum": max(abs(other[0] - one) for (_, other), one in zip(pairs, exact, strict=True)),
+        "largest_sum": max(map(abs, exact)),
         "other_choice": sum(mine != other for mine, other in best),
         "other_greedy": sum(mine[1] != other[1] for mine, other in pairs),
         "longest_continuation": max(reply.num_tokens for reply in ours.replies.known.values()),
         "truncated": sum(reply.is_truncated for reply in ours.replies.known.values()),
     }
+
+
+@torch.inference_mode()
+def sums_of_tokens(theirs: HFLM, pairs: Sequence[tuple[list[int], list[int]]]) -> list[float]:
+    """The log-likelihood of each continuation by the transformers model within `theirs`: its fp32 log-probabilities of
+    the tokens, without padding, summed in fp64."""
+    found = []
+    for context, continuation in pairs:
+        ids = torch.tensor([*context, *continuation][-(theirs.max_length + 1) :])
+        logprobs_TV = theirs.model(ids[None, :-1]).logits[0].log_softmax(-1)
+        logprobs_T = logprobs_TV.gather(1, ids[1:, None])[-len(continuation) :, 0]
+        found.append(logprobs_T.double().sum().item())
+    return found
 
 
 def compare_answers(ours: EngineLM, theirs: HFLM, asked: Sequence[Instance]) -> dict[str, Any]:
