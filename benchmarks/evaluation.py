@@ -9,7 +9,8 @@ model sums log-probabilities in fp32, in which a sum near 1,000 is rounded to 6e
 too, with the sum of transformers' own, token by token, in fp64.
 
 Speed: the `hf` model tries batch sizes on a part of the requests and takes the fastest; then the two take turns in one
-process. Times include tokenisation. Our engine begins each turn with an empty cache.
+process. Times are CPU seconds of the process, whatever else the machine does, and include tokenisation. Our engine
+begins each turn with an empty cache. Written answers are also asked for with one token: what the prompts take.
 """
 
 import argparse
@@ -188,7 +189,7 @@ def gap(lm: EngineLM, before: list[int], mine: list[int], other: list[int]) -> f
 
 def speed(args: argparse.Namespace) -> dict[str, Any]:
     ours, theirs = Ours(args.model), hf_model(args.model, 1)
-    return {name: compare_speed(name, ours, theirs, args) for name in (*CHOICES, "gsm8k")}
+    return {name: compare_speed(name, ours, theirs, args) for name in (*CHOICES, *WRITTEN)}
 
 
 def compare_speed(name: str, ours: Ours, theirs: HFLM, args: argparse.Namespace) -> dict[str, Any]:
@@ -201,21 +202,25 @@ def compare_speed(name: str, ours: Ours, theirs: HFLM, args: argparse.Namespace)
     for who in alternating(list(turns), args.rounds):
         if who == "hf":
             turns[who].append(theirs_in(theirs, best, call, asked))
-            continue
-        lm, began = ours(), time.perf_counter()
-        getattr(lm, call)(list(asked))
-        turns[who].append(time.perf_counter() - began)
+        else:
+            lm = ours()
+            turns[who].append(cpu_seconds_of(lm, call, asked))
     ratios = sorted(b / a for a, b in zip(turns["glmforge"], turns["hf"], strict=True))
     found = {
         "requests": len(asked),
-        "hf_batch_sizes_s": {str(size): round(seconds, 2) for size, seconds in sizes.items()},
+        "hf_batch_sizes_cpu_s": {str(size): round(seconds, 2) for size, seconds in sizes.items()},
         "hf_batch_size": best,
-        "glmforge_s": [round(one, 2) for one in turns["glmforge"]],
-        "hf_s": [round(one, 2) for one in turns["hf"]],
+        "glmforge_cpu_s": [round(one, 2) for one in turns["glmforge"]],
+        "hf_cpu_s": [round(one, 2) for one in turns["hf"]],
         "times_faster": {"median": round(statistics.median(ratios), 2), "min": round(ratios[0], 2)},
         "tokens_computed": lm.engine.metrics.num_computed,
         "prompt_tokens": sum(len(lm.tok_encode(request.args[0])) for request in asked),
     }
+    if name in WRITTEN:
+        found |= {"new_tokens": sum(reply.num_tokens for reply in lm.replies.known.values())}
+        first = requests(name, args.data, lm, args.speed_items, 1)
+        found |= {"glmforge_prompts_cpu_s": round(cpu_seconds_of(ours(), call, first), 2)}
+        found |= {"hf_prompts_cpu_s": round(theirs_in(theirs, best, call, first), 2)}
     print(name, found, flush=True)
     return found
 
@@ -230,11 +235,15 @@ def speed_requests(name: str, args: argparse.Namespace, lm: EngineLM) -> list[In
 
 
 def theirs_in(lm: HFLM, size: int, call: str, asked: Sequence[Instance]) -> float:
-    """Seconds with this batch size."""
+    """CPU seconds with this batch size."""
     lm.batch_size_per_gpu = size
-    began = time.perf_counter()
+    return cpu_seconds_of(lm, call, asked)
+
+
+def cpu_seconds_of(lm: EngineLM | HFLM, call: str, asked: Sequence[Instance]) -> float:
+    began = time.process_time()
     getattr(lm, call)(list(asked), disable_tqdm=True)
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 if __name__ == "__main__":
