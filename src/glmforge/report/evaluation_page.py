@@ -17,7 +17,7 @@ from glmforge.evaluate.result import Item, Result, Score, Written, read_result
 from glmforge.extras import needed_for
 from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import write_text
-from glmforge.observe.units import format_count
+from glmforge.observe.units import counted, format_count
 from glmforge.report.page import Summary, Table, Tile, check_suffix, make_table, page_template
 
 PAGE, NEEDLES = "page.html", "needles.jsonl"
@@ -79,7 +79,7 @@ def comparison_table(found: Sequence[Compared], title: str = "new minus old, in 
                 f"{one.old_score:.1%} → {one.new_score:.1%}",
                 f"{100 * by.mean:+.1f}",
                 f"{100 * by.low:+.1f} to {100 * by.high:+.1f}" if by.low == by.low else "",
-                f"{test.p_value:.3f}",
+                "< 0.001" if test.p_value < 0.001 else f"{test.p_value:.3f}",
                 *([" → ".join(finished), " → ".join(cut)] if one.new.num_finished is not None else ["", ""]),
                 f"{test.num_better:,}",
                 f"{test.num_worse:,}",
@@ -114,7 +114,7 @@ def explained(one: Compared) -> list[str]:
         kinds = reasons(getattr(pair, when) for pair in pairs)
         if kinds:
             words = ", ".join(f"{number:,} {kind}" for kind, number in kinds.most_common())
-            found.append(f"{len(pairs):,} items {verb}; their failures in the {when} result: {words}")
+            found.append(f"{counted(len(pairs), 'item')} {verb}; their failures in the {when} result: {words}")
     lost: Counter[str] = Counter()
     for pair in (*one.worse, *one.better):
         lost[pair.new.subject] -= round(1000 * pair.change)
