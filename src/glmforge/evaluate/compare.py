@@ -13,6 +13,7 @@ from glmforge.errors import DataError
 from glmforge.evaluate.failures import reasons
 from glmforge.evaluate.result import Item, Score, items_by_benchmark, read_result
 from glmforge.evaluate.statistics import Comparison, compare
+from glmforge.observe.units import counted
 
 
 class Pair(NamedTuple):
@@ -55,7 +56,7 @@ class Compared:
         ):
             if kinds := reasons(items):
                 words = ", ".join(f"{number:,} {kind}" for kind, number in kinds.most_common())
-                found.append(f"{len(items):,} items {verb}; their failures in the {when} result: {words}")
+                found.append(f"{counted(len(items), 'item')} {verb}; their failures in the {when} result: {words}")
         lost: dict[str, float] = {}
         for pair in (*self.worse, *self.better):
             lost[pair.new.subject] = lost.get(pair.new.subject, 0.0) + pair.change

@@ -84,7 +84,7 @@ def comparison_table(found: Sequence[Compared], title: str = "new minus old, in 
                 f"{format_score(one.old_score)} → {format_score(one.new_score)}",
                 f"{_points(one, by.mean):+}",
                 interval,
-                f"{test.p_value:.3f}",
+                "< 0.001" if test.p_value < 0.001 else f"{test.p_value:.3f}",
                 f"{old.finished} → {new.finished}" if new.finished else "",
                 f"{old.cut} → {new.cut}" if new.cut else "",
                 f"{test.num_better:,}",

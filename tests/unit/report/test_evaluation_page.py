@@ -85,7 +85,7 @@ def test_what_rose_is_explained_by_its_old_failures(tmp_path: Path) -> None:
     old = made_result(tmp_path / "old", [written(0, 0.0, is_cut=True), written(1, 1.0)])
     new = made_result(tmp_path / "new", [written(0, 1.0), written(1, 1.0)])
     (found,) = compare_results(old, new)
-    assert found.explained() == ["1 items rose; their failures in the old result: 1 cut"]
+    assert found.explained() == ["1 item rose; their failures in the old result: 1 cut"]
 
 
 def test_long_texts_are_shown_from_both_ends(tmp_path: Path) -> None:
