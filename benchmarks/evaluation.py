@@ -128,7 +128,7 @@ def compare_choices(ours: EngineLM, theirs: HFLM, asked: Sequence[Instance]) -> 
     for request, ((mine, _), (other, _)) in zip(asked, pairs, strict=True):
         items.setdefault(request.doc_id, []).append((mine, other))
     best = [[max(range(len(some)), key=lambda i: some[i][side]) for side in (0, 1)] for some in items.values()]
-    exact = sums_of_tokens(theirs, ours._pairs(asked))
+    exact = sums_of_tokens(theirs, [pair for request in asked for pair in ours._pairs(request)])
     return {
         "items": len(items),
         "choices": len(asked),
