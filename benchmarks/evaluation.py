@@ -4,10 +4,13 @@
     python benchmarks/evaluation.py --model exports/demo --data DATA --parts speed --items 50 --quick
 
 Equality: both are given the same requests, made by the harness's tasks. Of choices the log-likelihoods and the choice
-are compared, of written answers the tokens; where the first ones differ, how far apart the two tokens are.
+are compared, of written answers the tokens; where the first ones differ, how far apart the two tokens are. The `hf`
+model sums log-probabilities in fp32, in which a sum near 1,000 is rounded to 6e-5: so log-likelihoods are compared,
+too, with the sum of transformers' own, token by token, in fp64.
 
 Speed: the `hf` model tries batch sizes on a part of the requests and takes the fastest; then the two take turns in one
-process. Times include tokenisation. Our engine begins each turn with an empty cache.
+process. Times are CPU seconds of the process, whatever else the machine does, and include tokenisation. Our engine
+begins each turn with an empty cache. Written answers are also asked for with one token: what the prompts take.
 """
 
 import argparse
@@ -125,15 +128,32 @@ def compare_choices(ours: EngineLM, theirs: HFLM, asked: Sequence[Instance]) -> 
     for request, ((mine, _), (other, _)) in zip(asked, pairs, strict=True):
         items.setdefault(request.doc_id, []).append((mine, other))
     best = [[max(range(len(some)), key=lambda i: some[i][side]) for side in (0, 1)] for some in items.values()]
+    exact = sums_of_tokens(theirs, [pair for request in asked for pair in ours._pairs(request)])
     return {
         "items": len(items),
         "choices": len(asked),
         "largest_difference": max(abs(mine[0] - other[0]) for mine, other in pairs),
+        "largest_difference_to_fp64_sum": max(abs(mine[0] - one) for (mine, _), one in zip(pairs, exact, strict=True)),
+        "hf_to_fp64_sum": max(abs(other[0] - one) for (_, other), one in zip(pairs, exact, strict=True)),
+        "largest_sum": max(map(abs, exact)),
         "other_choice": sum(mine != other for mine, other in best),
         "other_greedy": sum(mine[1] != other[1] for mine, other in pairs),
         "longest_continuation": max(reply.num_tokens for reply in ours.replies.known.values()),
         "truncated": sum(reply.is_truncated for reply in ours.replies.known.values()),
     }
+
+
+@torch.inference_mode()
+def sums_of_tokens(theirs: HFLM, pairs: Sequence[tuple[list[int], list[int]]]) -> list[float]:
+    """The log-likelihood of each continuation by the transformers model within `theirs`: its fp32 log-probabilities of
+    the tokens, without padding, summed in fp64."""
+    found = []
+    for context, continuation in pairs:
+        ids = torch.tensor([*context, *continuation][-(theirs.max_length + 1) :])
+        logprobs_TV = theirs.model(ids[None, :-1]).logits[0].log_softmax(-1)
+        logprobs_T = logprobs_TV.gather(1, ids[1:, None])[-len(continuation) :, 0]
+        found.append(logprobs_T.double().sum().item())
+    return found
 
 
 def compare_answers(ours: EngineLM, theirs: HFLM, asked: Sequence[Instance]) -> dict[str, Any]:
@@ -167,7 +187,7 @@ def gap(lm: EngineLM, before: list[int], mine: list[int], other: list[int]) -> f
 
 def speed(args: argparse.Namespace) -> dict[str, Any]:
     ours, theirs = Ours(args.model), hf_model(args.model, 1)
-    return {name: compare_speed(name, ours, theirs, args) for name in (*CHOICES, "gsm8k")}
+    return {name: compare_speed(name, ours, theirs, args) for name in (*CHOICES, *WRITTEN)}
 
 
 def compare_speed(name: str, ours: Ours, theirs: HFLM, args: argparse.Namespace) -> dict[str, Any]:
@@ -180,21 +200,25 @@ def compare_speed(name: str, ours: Ours, theirs: HFLM, args: argparse.Namespace)
     for who in alternating(list(turns), args.rounds):
         if who == "hf":
             turns[who].append(theirs_in(theirs, best, call, asked))
-            continue
-        lm, began = ours(), time.perf_counter()
-        getattr(lm, call)(list(asked))
-        turns[who].append(time.perf_counter() - began)
+        else:
+            lm = ours()
+            turns[who].append(cpu_seconds_of(lm, call, asked))
     ratios = sorted(b / a for a, b in zip(turns["glmforge"], turns["hf"], strict=True))
     found = {
         "requests": len(asked),
-        "hf_batch_sizes_s": {str(size): round(seconds, 2) for size, seconds in sizes.items()},
+        "hf_batch_sizes_cpu_s": {str(size): round(seconds, 2) for size, seconds in sizes.items()},
         "hf_batch_size": best,
-        "glmforge_s": [round(one, 2) for one in turns["glmforge"]],
-        "hf_s": [round(one, 2) for one in turns["hf"]],
+        "glmforge_cpu_s": [round(one, 2) for one in turns["glmforge"]],
+        "hf_cpu_s": [round(one, 2) for one in turns["hf"]],
         "times_faster": {"median": round(statistics.median(ratios), 2), "min": round(ratios[0], 2)},
         "tokens_computed": lm.engine.metrics.num_computed,
         "prompt_tokens": sum(len(lm.tok_encode(request.args[0])) for request in asked),
     }
+    if name in WRITTEN:
+        found |= {"new_tokens": sum(reply.num_tokens for reply in lm.replies.known.values())}
+        first = requests(name, args.data, lm, args.speed_items, 1)
+        found |= {"glmforge_prompts_cpu_s": round(cpu_seconds_of(ours(), call, first), 2)}
+        found |= {"hf_prompts_cpu_s": round(theirs_in(theirs, best, call, first), 2)}
     print(name, found, flush=True)
     return found
 
@@ -209,11 +233,15 @@ def speed_requests(name: str, args: argparse.Namespace, lm: EngineLM) -> list[In
 
 
 def theirs_in(lm: HFLM, size: int, call: str, asked: Sequence[Instance]) -> float:
-    """Seconds with this batch size."""
+    """CPU seconds with this batch size."""
     lm.batch_size_per_gpu = size
-    began = time.perf_counter()
+    return cpu_seconds_of(lm, call, asked)
+
+
+def cpu_seconds_of(lm: EngineLM | HFLM, call: str, asked: Sequence[Instance]) -> float:
+    began = time.process_time()
     getattr(lm, call)(list(asked), disable_tqdm=True)
-    return time.perf_counter() - began
+    return time.process_time() - began
 
 
 if __name__ == "__main__":

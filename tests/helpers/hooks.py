@@ -52,7 +52,7 @@ class FakeTrainer(SimpleNamespace):
             rows=[*self.phase.objective.metric_rows, *(row for hook in hooks for row in hook.metric_rows)]
         )
         if root is not None and world.is_main:
-            self.bus.sinks.append(RunFiles(RunDirectory(root), evaluates=False))
+            self.bus.sinks.append(RunFiles(RunDirectory(root)))
         self.source = NoSource(self)  # type: ignore[arg-type]
 
     def record(self, **metrics: object) -> None:

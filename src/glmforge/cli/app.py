@@ -82,6 +82,8 @@ class OneLineErrors(TyperGroup):
             if word not in commands:
                 break
             path, commands = [*path, word], getattr(commands[word], "commands", {})
+        if path[1:] == ["evaluate"]:
+            path.append("benchmarks")  # what it does without a command's name
         return " ".join(path)
 
 

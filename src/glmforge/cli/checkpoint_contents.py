@@ -103,7 +103,7 @@ def show_run(path: Path) -> None:
     columns = ("checkpoint", "state", "tier", "phase", "saved (UTC)")
     rows = table(*columns, "tokens", "size", in_words=columns)
     problems_of = {checkpoint: find_problems(checkpoint, checksums=False) for checkpoint in checkpoints_of(path)}
-    best, told = _best_of([checkpoint for checkpoint, problems in problems_of.items() if not problems])
+    best, note = _best_of([checkpoint for checkpoint, problems in problems_of.items() if not problems])
     for checkpoint, problems in problems_of.items():
         if problems:
             rows.add_row(checkpoint.name, "[red]broken[/]", "", "", "", "", "")
@@ -111,7 +111,7 @@ def show_run(path: Path) -> None:
         meta = read_meta(checkpoint)
         size = sum(record.size for record in read_manifest(checkpoint).files.values())
         words = (_tier(meta.ephemeral), meta.phase, meta.created.removesuffix("+00:00").replace("T", " "))
-        state = f"[green]whole[/], {told}" if checkpoint == best else "[green]whole[/]"
+        state = f"[green]whole[/], {note}" if checkpoint == best else "[green]whole[/]"
         rows.add_row(checkpoint.name, state, *words, f"{meta.tokens_consumed:,}", format_bytes(size))
     for aside in list_kept_aside(next(iter(problems_of)).parent):
         rows.add_row(aside.name, "kept aside", "", "", "", "", "")
@@ -122,7 +122,7 @@ def show_run(path: Path) -> None:
 
 
 def _best_of(whole: list[Path]) -> tuple[Path | None, str]:
-    """The lasting one that is best by what its newest one was configured to keep, and what to say of it."""
+    """The best lasting checkpoint by the newest one's `checkpoint.keep_best`, and a note for the table."""
     from pydantic import ValidationError
 
     from glmforge.checkpoint import read_meta
@@ -131,7 +131,7 @@ def _best_of(whole: list[Path]) -> tuple[Path | None, str]:
 
     try:
         keep_best = KeepBestConfig.model_validate(read_meta(whole[0]).config["checkpoint"]["keep_best"])
-    except (IndexError, LookupError, TypeError, ValidationError):  # none is whole, or none is kept so
+    except (LookupError, TypeError, ValidationError):  # no whole checkpoint, or no keep_best
         return None, ""
     found = best_checkpoint((path for path in whole if not read_meta(path).ephemeral), keep_best)
     return (None, "") if found is None else (found[0], f"best {keep_best.metric}: {found[1]:.4g}")

@@ -9,7 +9,7 @@ from glmforge.config.model import Strict, refuse
 
 
 class KeepBestConfig(Strict):
-    """The checkpoint that is best by what was measured at its step is kept, besides the others."""
+    """Also keep the checkpoint with the best value of a metric at its step."""
 
     metric: str = Field(description="bits_per_byte or nll of held-out text, or a benchmark of observe.benchmarks")
     mode: Literal["max", "min"] = Field(description="which value is best")
@@ -29,7 +29,7 @@ class CheckpointConfig(Strict):
     keep_last: PositiveInt = Field(default=3, description="permanent checkpoints to keep")
     keep_every_steps: PositiveInt | None = Field(default=None, description="these are never deleted")
     keep_best: KeepBestConfig | None = Field(
-        default=None, description="a lasting one that keep_last does not delete; None keeps none for its results"
+        default=None, description="keep the best permanent one besides; None: by age alone"
     )
     save_final: bool = True
     ephemeral_every_steps: PositiveInt | None = Field(

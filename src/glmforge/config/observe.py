@@ -35,7 +35,7 @@ class EarlyStoppingConfig(Strict):
 
 
 class BenchmarksConfig(Strict):
-    """Benchmarks that the model answers every so many steps, on all ranks. Needs `glmforge[eval]`."""
+    """Benchmarks that the model answers while it is trained, on all ranks. Needs `glmforge[eval]`."""
 
     names: list[Annotated[str, Field(min_length=1)]] = Field(
         min_length=1, description="as `glmforge evaluate --benchmark` takes them, such as gsm8k or a task's YAML file"
@@ -52,7 +52,7 @@ class BenchmarksConfig(Strict):
 
     @property
     def measured(self) -> list[str]:
-        """What the benchmarks are called in records: task files without their ending."""
+        """The names of the benchmarks in records: task files without their ending."""
         return [name.rpartition("/")[2].removesuffix(".yaml").removesuffix(".yml") for name in self.names]
 
     @model_validator(mode="after")
@@ -151,15 +151,6 @@ class ObserveConfig(Strict):
     benchmarks: BenchmarksConfig | None = Field(default=None, description="None: no benchmarks while training")
     anomalies: AnomalyConfig | None = Field(default=AnomalyConfig(), description="None: no profile")
     debug: DebugConfig = DebugConfig()
-
-    def measured_every(self, metric: str) -> int | None:
-        """The steps between two values of a metric that a run may stop or keep checkpoints by; None if there are none.
-
-        Held-out text gives `HELD_OUT_METRICS`, and each benchmark the metric of its name.
-        """
-        if metric in HELD_OUT_METRICS:
-            return self.evaluate_every
-        return self.benchmarks.every_steps if self.benchmarks and metric in self.benchmarks.measured else None
 
     @model_validator(mode="after")
     def _check_subset(self) -> Self:

@@ -255,24 +255,15 @@ class RunConfig(Strict):
 
     def _check_metric(self, key: str, metric: str) -> int:
         """The steps between two of its values."""
-        observe = self.observe
-        answered = [one.name for one in self.data.held_out] if STAGES[self.stage].answers_held_out else []
-        if metric in answered:
-            if observe.evaluate_every is None:
-                refuse(key, "needs evaluations: set observe.evaluate_every")
-            return observe.evaluate_every
-        if metric in HELD_OUT_METRICS and STAGES[self.stage].answers_held_out:
-            refuse(f"{key}.metric", f"stage '{self.stage}' scores no text; name a set of data.held_out")
-        if metric in HELD_OUT_METRICS and observe.evaluate_every is None:
-            refuse(key, "needs evaluations: set observe.evaluate_every")
-        every = observe.measured_every(metric)
-        if every is None:
-            there = [*HELD_OUT_METRICS, *(observe.benchmarks.measured if observe.benchmarks else [])]
-            refuse(
-                f"{key}.metric",
-                f"'{metric}' is not measured; choose one of {', '.join(there)}, or add it to observe.benchmarks",
-            )
-        return every
+        every, benchmarks = self.observe.evaluate_every, self.observe.benchmarks
+        answers = STAGES[self.stage].answers_held_out
+        of_text = [one.name for one in self.data.held_out] if answers else list(HELD_OUT_METRICS)
+        if metric in of_text:
+            return every or refuse(key, "needs evaluations: set observe.evaluate_every")
+        if benchmarks is not None and metric in benchmarks.measured:
+            return benchmarks.every_steps
+        names = ", ".join([*of_text, *(benchmarks.measured if benchmarks else [])]) or "a set of data.held_out"
+        refuse(f"{key}.metric", f"'{metric}' is not measured; choose one of {names}, or add it to observe.benchmarks")
 
     @model_validator(mode="after")
     def _check_needles(self) -> Self:

@@ -1,9 +1,9 @@
-"""Which items of a benchmark stand in the text that a run was trained on.
+"""Which items of a benchmark are in the text that a run was trained on.
 
-The exact rule of `glmforge data decontaminate` (`glmforge.data.passages`), on the run's own token shards, decoded: a
-question is leaked if a document has 13 of its words in a row, or all of a shorter question; case, punctuation and
-accents do not count. Questions of fewer than 8 words are not searched for, and n-grams of more than 10 items prove
-nothing. A paraphrase, a translation or an answer alone is not found.
+This is the exact rule of `glmforge data decontaminate` (`glmforge.data.passages`) on the run's own token shards,
+decoded: a question is leaked if a document has 13 of its words in a row, or all of a shorter question; case,
+punctuation and accents do not count. Questions of fewer than 8 words are not searched for, and n-grams of more than 10
+items prove nothing. Paraphrases, translations and answers alone are not found.
 """
 
 import re
@@ -20,7 +20,7 @@ from glmforge.config.load import load_config
 from glmforge.data.passages.normalised_words import fold_table
 from glmforge.data.passages.passage_index import COMMON_ITEMS, MIN_WORDS, RUN_WORDS, SEED_WORDS, build_index
 from glmforge.data.passages.passage_search import scan
-from glmforge.data.tokens.shards import TokenShard
+from glmforge.data.tokens.shards import TokenShard, shard_paths
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import DataError
 from glmforge.evaluate.result import Item
@@ -29,26 +29,20 @@ from glmforge.observe.run import RunDirectory
 
 _BATCH_CHARACTERS = 1 << 22
 _ENCODED = re.compile(r"\.tokens-[0-9a-f]{16}\.idx$")
-_NO_SHARE = 1e9
-"""No share of a question's words is proof: only runs are."""
+_NO_SHARE = 1e9  # no share of a question's words is proof, only runs are
 
 
 @dataclass
 class Leaks:
-    """What was found of a benchmark.
-
-    Attributes:
-        num_searchable: items with a question that can be searched for.
-        found: number of a leaked item -> the shard that has it.
-    """
+    """The leaked items of a benchmark."""
 
     benchmark: str
     num_items: int
-    num_searchable: int
-    found: dict[int, str] = field(default_factory=dict)
+    num_searchable: int  # items whose question can be searched for
+    found: dict[int, str] = field(default_factory=dict)  # number of a leaked item -> the shard that has it
 
     def scores(self, items: Iterable[Item]) -> list[Estimate | None]:
-        """Of a result's items: all of this benchmark's, those not leaked, those leaked; None of no items."""
+        """Of a result: all items of this benchmark, those not leaked, those leaked; None where there are no items."""
         own = [item for item in items if item.benchmark == self.benchmark]
         parts = own, [i for i in own if i.number not in self.found], [i for i in own if i.number in self.found]
         return [
@@ -69,16 +63,27 @@ def find_leaks(questions: Mapping[str, Sequence[str]], documents: Iterable[tuple
     index = build_index(text, offsets, np.arange(len(owners)), SEED_WORDS, COMMON_ITEMS)
     searchable = iter(index.searchable(RUN_WORDS, MIN_WORDS).tolist())
     leaks = {name: Leaks(name, len(texts), sum(next(searchable) for _ in texts)) for name, texts in questions.items()}
-    for shards, texts in _batches(documents):
-        hits, _ = scan(*_as_bytes(texts), fold_table(), index.table, index.table)
+
+    def search(part: list[tuple[str, str]]) -> None:
+        hits, _ = scan(*_as_bytes([text for _, text in part]), fold_table(), index.table, index.table)
         for document, passage, *_ in index.judge(hits, RUN_WORDS, _NO_SHARE, MIN_WORDS).tolist():
             name, number = owners[passage]
-            leaks[name].found.setdefault(number, shards[document])
+            leaks[name].found.setdefault(number, part[document][0])
+
+    part, size = [], 0
+    for document in documents:
+        part.append(document)
+        size += len(document[1])
+        if size >= _BATCH_CHARACTERS:
+            search(part)
+            part, size = [], 0
+    if part:
+        search(part)
     return list(leaks.values())
 
 
 def documents_of(sources: Sequence[Path], tokenizer: Path | None = None) -> Iterator[tuple[str, str]]:
-    """Shard and text, without control tokens, of each document that runs trained on or that is in given shards.
+    """Shard and text, without control tokens, of each document in runs' training data or in given shards.
 
     Args:
         sources: runs, or prefixes of shards.
@@ -87,7 +92,7 @@ def documents_of(sources: Sequence[Path], tokenizer: Path | None = None) -> Iter
     Raises:
         DataError: no such run or shard, conversations that are not encoded, no tokenizer, or another than the shard's.
     """
-    opened = [_shards(source, tokenizer) for source in sources]  # what is missing is told before hours of reading
+    opened = [_shards(source, tokenizer) for source in sources]  # before hours of reading: is anything missing?
     for shards, words in opened:
         for shard in shards:
             for number in range(shard.num_documents):
@@ -99,38 +104,30 @@ def _shards(source: Path, given: Path | None) -> tuple[list[TokenShard], Tokeniz
         config, own = load_config(source).data, RunDirectory(source).tokenizer
         prefixes = [prefix for one in config.sources for prefix in _prefixes(one, config.encoded_dir)]
         directory = given or (own if own.is_dir() else config.tokenizer)
+    elif not any(path.exists() for path in shard_paths(_prefix(source))):
+        raise DataError(f"{source}: no run and no token shard is there; correct the path")
     elif given is None:
         raise DataError(f"{source}: a shard does not say where its tokenizer is; give --tokenizer, or the run")
     else:
-        prefixes, directory = [Path(str(source).removesuffix(".bin").removesuffix(".idx"))], given
+        prefixes, directory = [_prefix(source)], given
     shards, words = [TokenShard(prefix) for prefix in prefixes], Tokenizer.load(directory)
     for shard in shards:
         shard.check_tokenizer(words)
     return shards, words
 
 
+def _prefix(source: Path) -> Path:
+    return Path(str(source).removesuffix(".bin").removesuffix(".idx"))
+
+
 def _prefixes(source: SourceConfig, encoded_dir: Path | None) -> list[Path]:
-    """The shard of a source; of conversations whatever was encoded of the file."""
+    """The shard of a source; of conversations all encodings of the file."""
     if not source.is_conversations:
         return [source.path]
     names = sorted((encoded_dir or source.path.parent).glob(f"{escape(source.path.name)}.tokens-*.idx"))
     if not (found := [path.with_suffix("") for path in names if _ENCODED.search(path.name)]):
         raise DataError(f"{source.path}: its encoded conversations are missing; encode them with 'glmforge data chat'")
     return found
-
-
-def _batches(documents: Iterable[tuple[str, str]]) -> Iterator[tuple[list[str], list[str]]]:
-    """Names and texts, some megabytes at a time."""
-    names, texts, size = list[str](), list[str](), 0
-    for name, text in documents:
-        names.append(name)
-        texts.append(text)
-        size += len(text)
-        if size >= _BATCH_CHARACTERS:
-            yield names, texts
-            names, texts, size = [], [], 0
-    if texts:
-        yield names, texts
 
 
 def _as_bytes(texts: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

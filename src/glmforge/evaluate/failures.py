@@ -5,35 +5,36 @@ Each failed reply has one kind, the first that applies:
     repetition  its second half says little that is new, so a longer answer would not help
     cut         it reached the longest answer
     no answer   nothing follows the reasoning, or nothing comes before the task's stop string
+    extraction  it gives the right answer, as `verify.final_answer` reads it, and the task's filter missed it
     mixed       it changes into a writing system that neither the prompt nor the target uses
     no format   the task's filter found no answer in it
     wrong       an answer of the right form, and not the right one
 
-What to change first is the kind with the largest gain that its evidence supports: longer answers would let cut replies
-score as finished ones do; replies without an extractable answer would score as those with one. These gains are upper
-bounds: cut and unread items may be the harder ones. A choice fails by being wrong; a text of which only the likelihood
-is measured cannot fail.
+A wrong choice is "wrong"; a text of which only the likelihood is measured cannot fail. What to change first is the kind
+with the largest gain that its evidence supports: cut replies would score as finished ones do, unread ones as read ones.
+These gains are upper bounds, since cut and unread items may be the harder ones.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, get_args
 
 import numpy as np
 
 from glmforge.errors import DataError
-from glmforge.evaluate.result import Item, Written, read_items, read_result
+from glmforge.evaluate.result import Item, Written, items_by_benchmark, read_result
 from glmforge.files import shown
+from glmforge.verify.answers import final_answer, same_answer
 from glmforge.verify.text import is_mixed, repeats
 
-Kind = Literal["repetition", "cut", "no answer", "mixed", "no format", "wrong"]
-KINDS: tuple[Kind, ...] = ("repetition", "cut", "no answer", "mixed", "no format", "wrong")
+Kind = Literal["repetition", "cut", "no answer", "extraction", "mixed", "no format", "wrong"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
+_LONGEST_ANSWER = 100  # characters of a final answer
 _NUM_LENGTHS = 4
-_ALWAYS = 0.8
-"""Of the items: a model that chooses one place more often, and more than twice as often as rightly, prefers a place."""
+_ALWAYS = 0.8  # share of items: a model that chooses one place more often, and mostly wrongly, prefers it
 
 
 @dataclass(frozen=True)
@@ -57,18 +58,17 @@ class Group:
 
 @dataclass(frozen=True)
 class Advice:
-    """What to change, the gain that the evidence supports (a share; None where it tells nothing), and the evidence."""
+    """What to change, the gain that the evidence supports (a share; None where it supports none), and the evidence."""
 
     change: str
     gain: float | None
     evidence: str
 
-    @property
-    def gains(self) -> str:
-        """The gain in words, behind the change."""
+    def __str__(self) -> str:
         if self.gain is None:
-            return ""
-        return f" (up to {100 * self.gain:.1f} points)" if self.gain else " (this result shows no gain)"
+            return self.change
+        gain = f"up to {100 * self.gain:.1f} points" if self.gain else "this result shows no gain"
+        return f"{self.change} ({gain})"
 
 
 @dataclass(frozen=True)
@@ -92,55 +92,43 @@ def failures_of(directory: Path, benchmark: str | None = None) -> list[Failures]
     """Of each benchmark of a result, or of one. Raises `DataError`: no result, or it does not have the benchmark."""
     names = [score.benchmark for score in read_result(directory).scores]
     if benchmark is not None and benchmark not in names:
-        raise DataError(f"{shown(directory)}: has no benchmark {shown(benchmark)}; it has {', '.join(names)}")
-    items: dict[str, list[Item]] = {}
-    for item in read_items(directory, benchmark):
-        items.setdefault(item.benchmark, []).append(item)
-    return [find_failures(name, items[name]) for name in names if name in items]
-
-
-def reasons(items: Iterable[Item]) -> Counter[Kind]:
-    """The kinds of the failed replies of some items."""
-    return Counter(failure.kind for item in items for failure in _of_item(item))
+        raise DataError(f"{shown(directory)}: has no benchmark {shown(benchmark)}; it has {shown(', '.join(names))}")
+    items = items_by_benchmark(directory)
+    return [find_failures(name, items[name]) for name in names if name in items and benchmark in (None, name)]
 
 
 def find_failures(benchmark: str, items: Sequence[Item]) -> Failures:
     """Sort the failures of a benchmark's items; there is one item at least."""
-    failures = [failure for item in items for failure in _of_item(item)]
-    by_item: dict[int, Counter[Kind]] = defaultdict(Counter)
-    places = {id(item): place for place, item in enumerate(items)}
-    for failure in failures:
-        by_item[places[id(failure.item)]][failure.kind] += 1
-    kinds = Counter(failure.kind for failure in failures)
+    failures = _failures(items)
 
-    def grouped(name_of: Callable[[Item], str], order: Callable[[Group], Any]) -> tuple[Group, ...]:
-        groups: dict[str, list[int]] = defaultdict(list)
-        for place, item in enumerate(items):
-            groups[name_of(item)].append(place)
-        made = (
-            Group(
-                name,
-                len(some),
-                float(np.mean([items[place].score for place in some])),
-                sum((by_item[place] for place in some), Counter()),
-            )
-            for name, some in groups.items()
-        )
-        return tuple(sorted(made, key=order)) if len(groups) > 1 else ()
+    def grouped(name_of: Callable[[Item], str]) -> list[Group]:
+        scores: dict[str, list[float]] = defaultdict(list)
+        kinds: dict[str, Counter[Kind]] = defaultdict(Counter)
+        for item in sorted(items, key=lambda item: len(item.prompt)):
+            scores[name_of(item)].append(item.score)
+        for failure in failures:
+            kinds[name_of(failure.item)][failure.kind] += 1
+        groups = [Group(name, len(own), float(np.mean(own)), kinds[name]) for name, own in scores.items()]
+        return groups if len(groups) > 1 else []
 
     return Failures(
         benchmark,
-        len(items),
-        sum(max(1, len(item.written)) for item in items),
-        "replies" if any(item.written for item in items) else "items",
-        float(np.mean([item.score for item in items])),
-        tuple(failures),
-        kinds,
-        grouped(lambda item: item.subject, lambda group: group.score),
-        grouped(lambda item: item.level, lambda group: group.name),
-        grouped(_length_name(items), lambda group: int(group.name.split()[0].replace(",", ""))),
-        tuple(_advice(items, kinds)),
+        num_items=len(items),
+        num_replies=sum(max(1, len(item.written)) for item in items),
+        unit="replies" if any(item.written for item in items) else "items",
+        score=float(np.mean([item.score for item in items])),
+        failures=tuple(failures),
+        kinds=Counter(failure.kind for failure in failures),
+        by_subject=tuple(sorted(grouped(lambda item: item.subject), key=lambda group: group.score)),
+        by_level=tuple(sorted(grouped(lambda item: item.level), key=lambda group: group.name)),
+        by_length=tuple(grouped(_length_name(items))),
+        advice=tuple(_advice(items, failures)),
     )
+
+
+def reasons(items: Iterable[Item]) -> Counter[Kind]:
+    """The kinds of the failed replies of some items."""
+    return Counter(failure.kind for failure in _failures(items))
 
 
 def kind_of_failure(item: Item, reply: Written) -> Kind:
@@ -151,64 +139,77 @@ def kind_of_failure(item: Item, reply: Written) -> Kind:
         return "cut"
     if not reply.answer.strip():
         return "no answer"
+    if _is_right(final_answer(reply.answer), final_answer(item.target) or item.target):
+        return "extraction"
     if is_mixed(reply.text, item.prompt + item.target):
         return "mixed"
     return "no format" if reply.extracted is None else "wrong"
 
 
-def _of_item(item: Item) -> Iterable[Failure]:
-    if not item.written:
-        return [Failure(item, None, "wrong")] if item.choices and item.score <= 0 else []
-    return [Failure(item, reply, kind_of_failure(item, reply)) for reply in item.written if reply.score <= 0]
+def _failures(items: Iterable[Item]) -> list[Failure]:
+    found = []
+    for item in items:
+        if item.choices and item.score <= 0:
+            found.append(Failure(item, None, "wrong"))
+        found += [Failure(item, reply, kind_of_failure(item, reply)) for reply in item.written if reply.score <= 0]
+    return found
+
+
+def _is_right(answer: str | None, target: str) -> bool:
+    return answer is not None and max(len(answer), len(target)) <= _LONGEST_ANSWER and same_answer(answer, target)
 
 
 def _length_name(items: Sequence[Item]) -> Callable[[Item], str]:
     """Names quarters of the prompts by their length in characters."""
     lengths = sorted(len(item.prompt) for item in items)
     edges = [lengths[len(lengths) * part // _NUM_LENGTHS] for part in range(1, _NUM_LENGTHS)]
+    bounds = [0, *edges, lengths[-1] + 1]
 
     def name(item: Item) -> str:
         part = sum(len(item.prompt) >= edge for edge in edges)
-        low, high = ([0, *edges])[part], ([*edges, lengths[-1] + 1])[part] - 1
-        return f"{low:,} to {high:,} characters"
+        return f"{bounds[part]:,} to {bounds[part + 1] - 1:,} characters"
 
     return name
 
 
-def _advice(items: Sequence[Item], kinds: Counter[Kind]) -> list[Advice]:
-    """Changes by their gain, the largest first; none where the failures are wrong answers alone."""
-    found = [*_of_replies([reply for item in items for reply in item.written], kinds), *_of_prompts(items)]
+def _advice(items: Sequence[Item], failures: Sequence[Failure]) -> list[Advice]:
+    """What to change, the largest gain first; nothing where all failures are wrong answers."""
+    found = [*_for_replies([reply for item in items for reply in item.written], failures), *_for_prompts(items)]
     return sorted((one for one in found if (one.gain or 0) >= 0), key=lambda one: -(one.gain or 0))
 
 
-def _of_replies(replies: Sequence[Written], kinds: Counter[Kind]) -> Iterable[Advice]:
-    total = len(replies)
+def _for_replies(replies: Sequence[Written], failures: Sequence[Failure]) -> Iterator[Advice]:
+    total, kinds = len(replies), Counter(failure.kind for failure in failures)
     whole = [reply.score for reply in replies if not reply.is_cut]
     cut = [reply.score for reply in replies if reply.is_cut and not repeats(reply.text)]
-    if cut and whole:
-        evidence = f"{len(cut):,} of {total:,} replies were cut; those that finished score {np.mean(whole):.1%}"
-        gain = float(np.mean(whole) - np.mean(cut)) * len(cut) / total
+    if cut:
+        gain = float(np.mean(whole) - np.mean(cut)) * len(cut) / total if whole else None
+        evidence = f"none of {total:,} replies finished: the score says nothing yet"
+        if whole:
+            evidence = f"{len(cut):,} of {total:,} replies were cut; those that finished score {np.mean(whole):.1%}"
         yield Advice("raise --max-new-tokens", gain, evidence)
-    elif cut:
-        yield Advice("raise --max-new-tokens", None, f"none of {total:,} replies finished: the score says nothing yet")
-    read = [reply.score for reply in replies if reply.extracted is not None and not reply.is_cut]
-    unread = kinds["no format"] + kinds["no answer"]
-    if unread:
+    if number := kinds["extraction"]:
+        evidence = f"{number:,} of {total:,} replies give the right answer in a form that the task's filter misses"
+        yield Advice(
+            "ask for the form that the task reads, or use a task with another filter", number / total, evidence
+        )
+    if number := kinds["no format"] + kinds["no answer"]:
+        read = [reply.score for reply in replies if reply.extracted is not None and not reply.is_cut]
         scored = f"; those that have one score {np.mean(read):.1%}" if read else ""
         yield Advice(
             "teach or ask for the answer's form: few-shot examples, --chat, the system message",
-            float(np.mean(read)) * unread / total if read else None,
-            f"{unread:,} of {total:,} replies have no answer that can be read{scored}",
+            float(np.mean(read)) * number / total if read else None,
+            f"{number:,} of {total:,} replies have no answer that can be read{scored}",
         )
-    if kinds["repetition"]:
+    if number := kinds["repetition"]:
         yield Advice(
             "sample (--temperature 0.6 to 1), or train longer: the model repeats itself",
-            float(np.mean(whole)) * kinds["repetition"] / total if whole else None,
-            f"{kinds['repetition']:,} of {total:,} replies repeat themselves",
+            float(np.mean(whole)) * number / total if whole else None,
+            f"{number:,} of {total:,} replies repeat themselves",
         )
 
 
-def _of_prompts(items: Sequence[Item]) -> Iterable[Advice]:
+def _for_prompts(items: Sequence[Item]) -> Iterator[Advice]:
     """Prompts that did not fit, and a model that always chooses the same place."""
     short = [item.score for item in items if item.is_truncated]
     whole = [item.score for item in items if not item.is_truncated]
@@ -216,11 +217,9 @@ def _of_prompts(items: Sequence[Item]) -> Iterable[Advice]:
         gain = float(np.mean(whole) - np.mean(short)) * len(short) / len(items) if whole else None
         evidence = f"{len(short):,} of {len(items):,} prompts were too long and lost their beginning"
         yield Advice("ask with fewer examples (--num-fewshot), or a model with more positions", gain, evidence)
-    chosen = Counter(item.predicted for item in items if len(item.choices) > 1)
-    place, number = chosen.most_common(1)[0] if chosen else (None, 0)
-    right = sum(item.score > 0 for item in items if item.predicted == place)
-    if place is not None and len(items) > 1 and number > _ALWAYS * len(items) and number > 2 * right:
-        evidence = f"it chose place {place + 1} in {number:,} of {len(items):,} items, {right:,} times rightly"
-        yield Advice(
-            "train on questions of this form: the model prefers a place, whatever the question", None, evidence
-        )
+    chosen = Counter(item.predicted for item in items if len(item.choices) > 1 and item.predicted is not None)
+    for place, number in chosen.most_common(1):
+        right = sum(item.score > 0 for item in items if item.predicted == place)
+        if len(items) > 1 and number > _ALWAYS * len(items) and number > 2 * right:
+            evidence = f"it chose place {place + 1} in {number:,} of {len(items):,} items, {right:,} of them rightly"
+            yield Advice("train on questions of this form: the model always prefers one place", None, evidence)

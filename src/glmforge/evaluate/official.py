@@ -15,6 +15,9 @@ class Official(NamedTuple):
     settings: str
     source: str
 
+    def __str__(self) -> str:
+        return f"{self.benchmark}: published {self.score:.1%} of {self.model} ({self.settings}; {self.source})"
+
 
 @cache
 def official_scores() -> tuple[Official, ...]:
@@ -27,6 +30,6 @@ def official_scores() -> tuple[Official, ...]:
     )
 
 
-def official_of(benchmark: str) -> tuple[Official, ...]:
-    """The published scores of one benchmark."""
-    return tuple(one for one in official_scores() if one.benchmark == benchmark)
+def official_of(*benchmarks: str) -> list[Official]:
+    """The published scores of some benchmarks, in their order."""
+    return [one for name in dict.fromkeys(benchmarks) for one in official_scores() if one.benchmark == name]

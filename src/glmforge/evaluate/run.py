@@ -1,9 +1,7 @@
-"""An evaluation from start to end: prepared or resumed, run, and written when it is whole."""
+"""An evaluation from start to end: prepared or resumed, run, and written."""
 
 import hashlib
-import importlib.metadata
 import json
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -21,8 +19,9 @@ from glmforge.errors import CheckpointError, DataError
 from glmforge.evaluate.benchmarks.catalog import Benchmark
 from glmforge.evaluate.benchmarks.harness import Answered, Asked, Asking, Model, answer, requests_of, score
 from glmforge.evaluate.benchmarks.model import Generation
-from glmforge.evaluate.result import RESULT, Item, Result, Score, write_result
-from glmforge.files import kind_of, parse_json, read_text
+from glmforge.evaluate.result import RESULT, Item, Result, Score, changed, write_result
+from glmforge.files import kind_of, read_json
+from glmforge.observe.environment import library_versions
 from glmforge.parallel.placement import local_chunk
 
 ASKED, PREDICTIONS = "asked.json", "predictions.jsonl"
@@ -30,22 +29,22 @@ _PACKAGES = ("glmforge", "torch", "lm-eval", "math-verify", "transformers", "tok
 
 
 def prepare(directory: Path, model: Mapping[str, object], settings: Mapping[str, object], *, overwrite: bool) -> None:
-    """Make `directory`, or check that what lies there is of the same model and settings.
+    """Make `directory`, or check that what it has is of the same model and settings. Raises `DataError`.
 
-    Raises:
-        DataError: it is of others, or it is finished.
+    Args:
+        overwrite: delete replies and result instead, those of a judge too.
     """
-    asked = {"model": dict(model), "settings": dict(settings)}
+    asked = json.loads(json.dumps({"model": dict(model), "settings": dict(settings)}))
     path = directory / ASKED
     if overwrite:
-        for old in (*directory.glob("replies-*.jsonl"), path, directory / RESULT):
+        for old in (*directory.glob("**/replies-*.jsonl"), path, directory / RESULT):
             old.unlink(missing_ok=True)
     if kind_of(path, error=DataError) == "file":
-        earlier = parse_json(read_text(path, error=DataError), dict, source=str(path), error=DataError)
-        if earlier != json.loads(json.dumps(asked)):
-            changed = _changed(earlier, asked)
+        earlier = read_json(path, dict, error=DataError)
+        if names := [*changed(earlier, asked)]:
+            named = ", ".join(names[:4] + ["..."] * (len(names) > 4))
             raise DataError(
-                f"{directory}: has replies of another model or other settings ({changed}); give another --out, or "
+                f"{directory}: has replies of another model or other settings ({named}); give another --out, or "
                 "replace them with --force"
             )
         return
@@ -60,10 +59,10 @@ def ask(
     model: Model,
     before: Callable[[list[list[Asked]]], bool] = lambda asked: True,
 ) -> list[Answered]:
-    """What the model says to all benchmarks, one after another. Ranks that share it call this together.
+    """The model's replies to all benchmarks, one after another. Ranks that share the model call this together.
 
     Args:
-        before: called with the requests of each; where it is false, nobody is asked.
+        before: called with the requests of each; where it returns False, nothing is asked.
     """
     asked = [requests_of(one, asking, model) for one in benchmarks]
     if not before(asked):
@@ -86,33 +85,24 @@ def finish(
     items: Sequence[Item],
 ) -> Result:
     """Write the result, and the patches of SWE-bench in the form that its judge reads."""
+    known = {name: identity[name] for name in ("weights", "step", "tokens") if name in identity}
+    created, versions = datetime.now(UTC).isoformat(timespec="seconds"), library_versions(_PACKAGES)
     result = Result(
-        model=source,
-        weights=str(identity.get("weights", "")),
-        step=identity.get("step"),
-        tokens=identity.get("tokens"),
-        settings=dict(settings),
-        versions=versions(),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        scores=tuple(scores),
+        model=source, **known, settings=dict(settings), versions=versions, created=created, scores=tuple(scores)
     )
-    lines = [json.dumps(_prediction(item, source)) + "\n" for item in items if item.benchmark == "swebench"]
-    if lines:
-        write_whole(directory / PREDICTIONS, "".join(lines).encode())
+    patches = [
+        {"instance_id": item.target, "model_name_or_path": source, "model_patch": item.written[0].extracted or ""}
+        for item in items
+        if item.benchmark == "swebench"
+    ]
+    if patches:
+        write_whole(directory / PREDICTIONS, "".join(json.dumps(patch) + "\n" for patch in patches).encode())
     write_result(directory, result, items)
     return result
 
 
-def _prediction(item: Item, model: str) -> dict[str, str]:
-    return {
-        "instance_id": item.target,
-        "model_name_or_path": model,
-        "model_patch": item.written[0].extracted or "",
-    }
-
-
 def settings_of(asking: Asking, generation: Generation, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
-    """All that replies and scores depend on, but the model."""
+    """Everything besides the model that replies and scores depend on."""
     return {
         "asking": asdict(asking),
         "generation": asdict(generation),
@@ -120,19 +110,8 @@ def settings_of(asking: Asking, generation: Generation, benchmarks: Sequence[Ben
     }
 
 
-def versions() -> dict[str, str]:
-    """Of Python and the packages that scores depend on."""
-    found = {"python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
 def trained_for(source: str) -> dict[str, object]:
-    """`step` and `tokens` of what is a run or a checkpoint; nothing of anything else."""
+    """`step` and `tokens` of a run or a checkpoint; nothing for other sources."""
     try:
         meta = read_meta(find_checkpoint(Path(source)))
     except CheckpointError:
@@ -142,9 +121,9 @@ def trained_for(source: str) -> dict[str, object]:
 
 @torch.no_grad()
 def weights_digest(tensors: Mapping[str, Tensor], per_tensor: int = 64) -> str:
-    """What tells a model's weights from others': names, shapes and some values of every tensor.
+    """A digest of names, shapes and some values of every tensor.
 
-    Ranks call this together with the parts that they have; the digest is that of the whole model in one process.
+    Ranks call this together with their parts; the digest is that of the whole model in one process.
     """
     mine: dict[tuple[str, str, str], dict[int, float]] = {}
     for name, tensor in tensors.items():
@@ -160,16 +139,3 @@ def weights_digest(tensors: Mapping[str, Tensor], per_tensor: int = 64) -> str:
             whole.setdefault(key, {}).update(picked)
     content = [[*key, sorted(picked.items())] for key, picked in sorted(whole.items())]
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-
-def _changed(earlier: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """The names of what differs."""
-
-    def flat(value: Any, name: str = "") -> dict[str, Any]:
-        if not isinstance(value, Mapping):
-            return {name: value}
-        return {k: v for key, one in value.items() for k, v in flat(one, f"{name}.{key}" if name else str(key)).items()}
-
-    old, new = flat(earlier), flat(json.loads(json.dumps(asked)))
-    names = [name for name in {**old, **new} if old.get(name) != new.get(name)]
-    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")

@@ -1,17 +1,17 @@
 """What a score says: intervals, paired differences, the smallest difference that can be seen, pass@k, majority.
 
-Items of one benchmark are a sample of the questions that could have been asked (Miller, 2024, arXiv 2411.00640). Items
-that share a context (a passage, a subject, a template) are not independent: their errors are summed by cluster, and
-the interval is Student's with as many degrees of freedom as there are clusters less one. Single items scored 0 or 1
-have Wilson's interval, which stays inside [0, 1] and is honest at 0 and 100 %.
+Items are a sample of the questions that could have been asked (Miller, 2024, arXiv 2411.00640). Items that share a
+context (a passage, a template) are not independent: their errors are summed by cluster, and the interval is Student's
+with one degree of freedom less than there are clusters. Independent items scored 0 or 1 have Wilson's interval. Two
+models are compared item by item, which removes the items' own difficulty from the error.
 
-Two models that answered the same items are compared item by item, which removes the items' own difficulty from the
-error. Shapes: N items.
+Where nothing varies, the spread says nothing. The interval then allows for a share of deviating items that is so small
+that with probability 1 - `LEVEL` none of them is in the sample.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,54 +19,40 @@ from scipy import stats
 
 from glmforge.errors import DataError
 
-LEVEL = 0.95
-POWER = 0.8
+LEVEL, POWER = 0.95, 0.8
+_STDERRS = float(stats.norm.ppf(0.5 + LEVEL / 2) + stats.norm.ppf(POWER))
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean with its interval at `level`.
-
-    Attributes:
-        stderr: standard error of the mean, by clusters where there are any; NaN for a single item or cluster.
-        num_clusters: independent groups of items; the number of items where they are not grouped.
-    """
+    """A mean with its interval at `LEVEL`; for a single cluster standard error and interval are NaN."""
 
     mean: float
     low: float
     high: float
     stderr: float
     num_items: int
-    num_clusters: int
-    level: float = LEVEL
+    num_clusters: int  # independent groups of items; the number of items where they are not grouped
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The difference "new minus old" over the same items.
-
-    Attributes:
-        difference: with its interval.
-        p_value: two-sided: McNemar's exact test where all scores are 0 or 1 and no items are clustered, otherwise
-            Student's test of the differences; 1.0 where no item differs.
-        test: which of the two.
-        num_better, num_worse: items whose score rose and fell.
-        detectable: the smallest true difference that this many items would show at `LEVEL` with probability `POWER`.
-    """
+    """The difference "new minus old" over the same items."""
 
     difference: Estimate
-    p_value: float
+    p_value: float  # two-sided
     test: str
     num_better: int
     num_worse: int
-    detectable: float
+    detectable: float  # the smallest true difference that this many items show at `LEVEL` with probability `POWER`
 
     @property
     def is_significant(self) -> bool:
-        return self.p_value < 1 - self.difference.level
+        return self.p_value < 1 - LEVEL
 
 
-def estimate(values: ArrayLike, clusters: Sequence[object] | None = None, level: float = LEVEL) -> Estimate:
+def estimate(values: ArrayLike, clusters: Sequence[object] | None = None) -> Estimate:
     """The mean of scores [N] and its interval.
 
     Args:
@@ -76,31 +62,18 @@ def estimate(values: ArrayLike, clusters: Sequence[object] | None = None, level:
         DataError: there are no items, or a score is not finite.
     """
     scores_N = _scores(values)
-    mean, num_items = float(scores_N.mean()), len(scores_N)
-    groups_N = _groups(clusters, num_items)
-    num_clusters = int(groups_N.max()) + 1
-    if num_clusters == 1 and num_items > 1:  # one context for all: nothing is known of another one
-        return Estimate(mean, math.nan, math.nan, math.nan, num_items, 1, level)
-    stderr = _clustered_stderr(scores_N, groups_N)
-    if num_clusters == num_items and _is_binary(scores_N):
-        wilson = stats.binomtest(int(scores_N.sum()), num_items).proportion_ci(level, method="wilson")
-        return Estimate(mean, float(wilson.low), float(wilson.high), stderr, num_items, num_clusters, level)
-    if num_clusters == 1:
-        return Estimate(mean, math.nan, math.nan, math.nan, num_items, 1, level)
-    half = float(stats.t.ppf(0.5 + level / 2, num_clusters - 1)) * stderr
-    low, high = mean - half, mean + half
-    if scores_N.min() >= 0 and scores_N.max() <= 1:
-        low, high = max(low, 0.0), min(high, 1.0)
-    return Estimate(mean, low, high, stderr, num_items, num_clusters, level)
+    found = _with_interval(scores_N, clusters, (0.0, 1.0) if _are_shares(scores_N) else (-math.inf, math.inf))
+    if found.num_clusters == found.num_items and _is_binary(scores_N):
+        wilson = stats.binomtest(int(scores_N.sum()), len(scores_N)).proportion_ci(LEVEL, method="wilson")
+        return replace(found, low=float(wilson.low), high=float(wilson.high))
+    return found
 
 
-def compare(
-    old: ArrayLike, new: ArrayLike, clusters: Sequence[object] | None = None, level: float = LEVEL
-) -> Comparison:
+def compare(old: ArrayLike, new: ArrayLike, clusters: Sequence[object] | None = None) -> Comparison:
     """Compare scores [N] of the same items, old and new.
 
-    Where all items change alike (above all: none does) the spread says nothing; the interval then holds what a share of
-    items may do that is so rare that with probability `level` one would have been met.
+    Scores of 0 or 1 of independent items have McNemar's exact test, others Student's test of the differences, and a
+    sign test where all differences are equal.
 
     Raises:
         DataError: the numbers of items differ, there are none, or a score is not finite.
@@ -109,35 +82,25 @@ def compare(
     if len(old_N) != len(new_N):
         raise DataError(f"cannot compare {len(old_N):,} items with {len(new_N):,}; compare the same items")
     difference_N = new_N - old_N
+    are_shares = _are_shares(old_N) and _are_shares(new_N)
+    found = _with_interval(difference_N, clusters, (-1.0, 1.0) if are_shares else (-math.inf, math.inf))
     num_better, num_worse = int((difference_N > 0).sum()), int((difference_N < 0).sum())
-    groups_N = _groups(clusters, len(old_N))
-    num_clusters = int(groups_N.max()) + 1
-    mean, stderr = float(difference_N.mean()), _clustered_stderr(difference_N, groups_N)
-    freedom = max(num_clusters - 1, 1)
-    half = float(stats.t.ppf(0.5 + level / 2, freedom)) * stderr
-    low, high = mean - half, mean + half
-    detectable = float(stats.norm.ppf(0.5 + level / 2) + stats.norm.ppf(POWER)) * stderr
-    if stderr == 0 and max(old_N.max(), new_N.max()) <= 1 and min(old_N.min(), new_N.min()) >= 0:
-        unseen = 1 - (1 - level) ** (1 / num_clusters)  # a share of items that may do otherwise, of which none was met
-        reach = unseen * (1 + abs(mean))
-        low, high = max(mean - reach, -1.0), min(mean + reach, 1.0)
-        detectable = detectable_difference(num_clusters, unseen, level)
-    found = Estimate(mean, low, high, stderr, len(old_N), num_clusters, level)
-    if _is_binary(old_N) and _is_binary(new_N) and num_clusters == len(old_N):
-        num_flips = num_better + num_worse
-        p_value, test = (float(stats.binomtest(num_better, num_flips).pvalue) if num_flips else 1.0), "McNemar, exact"
-    elif stderr > 0:
-        p_value, test = float(2 * stats.t.sf(abs(mean) / stderr, freedom)), "Student, paired"
+    if _is_binary(old_N) and _is_binary(new_N) and found.num_clusters == found.num_items:
+        test, p_value = "McNemar, exact", _sign_test(num_better, num_better + num_worse)
+    elif found.stderr > 0:
+        t = abs(found.mean) / found.stderr
+        test, p_value = "Student, paired", float(2 * stats.t.sf(t, found.num_clusters - 1))
     else:
-        p_value, test = (1.0 if mean == 0 or math.isnan(stderr) else 0.0), "Student, paired"
-    return Comparison(found, p_value, test, num_better, num_worse, detectable)
+        test, p_value = "sign, exact", _sign_test(0, found.num_clusters if found.mean else 0)
+    detectable = _STDERRS * found.stderr
+    if found.stderr == 0:
+        detectable = detectable_difference(found.num_clusters, _unseen(found.num_clusters)) if are_shares else math.nan
+    return Comparison(found, p_value, test, num_better, num_worse, min(detectable, 1.0) if are_shares else detectable)
 
 
-def detectable_difference(num_items: int, flip_share: float, level: float = LEVEL, power: float = POWER) -> float:
-    """The smallest difference in accuracy that `num_items` paired items show with `power`, where `flip_share` of the
-    items change between right and wrong."""
-    stderr = math.sqrt(flip_share / num_items)
-    return float(stats.norm.ppf(0.5 + level / 2) + stats.norm.ppf(power)) * stderr
+def detectable_difference(num_items: int, flip_share: float) -> float:
+    """`Comparison.detectable` of `num_items` scored 0 or 1, of which `flip_share` change between right and wrong."""
+    return _STDERRS * math.sqrt(flip_share / num_items)
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
@@ -149,30 +112,45 @@ def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
     """
     if not 1 <= k <= num_samples:
         raise DataError(f"pass@{k} needs {k} samples of each item or more, not {num_samples}; raise --num-samples")
-    num_wrong = num_samples - num_right
-    if num_wrong < k:
-        return 1.0
-    return 1.0 - math.prod((num_wrong - i) / (num_samples - i) for i in range(k))
+    return 1 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
 
 
 def majority(answers: Sequence[str | None], same: Callable[[str, str], bool]) -> int | None:
-    """The index of the first answer that most others agree with; None where there is no answer.
+    """The index of the first answer that most others agree with; None where all are None. `same` is an equivalence."""
+    known = [(index, answer) for index, answer in enumerate(answers) if answer is not None]
+    firsts = [next(index for index, other in known if same(other, answer)) for _, answer in known]
+    return max(firsts, key=firsts.count, default=None)  # of equal ones the first
 
-    Args:
-        answers: of the samples of one item, None where a sample has none.
-        same: whether two answers agree; it is taken to be an equivalence.
-    """
-    groups: list[list[int]] = []
-    for index, answer in enumerate(answers):
-        if answer is None:
-            continue
-        for group in groups:
-            if same(str(answers[group[0]]), answer):
-                group.append(index)
-                break
-        else:
-            groups.append([index])
-    return max(groups, key=len)[0] if groups else None  # of equal ones the first
+
+def _with_interval(
+    values_N: NDArray[np.float64], clusters: Sequence[object] | None, bounds: tuple[float, float]
+) -> Estimate:
+    """The mean with Student's interval inside `bounds`; errors are summed by cluster."""
+    num_items, mean = len(values_N), float(values_N.mean())
+    groups_N = np.arange(num_items)
+    if clusters is not None:
+        groups_N = np.unique(np.array(clusters, dtype=object), return_inverse=True)[1]
+    num_clusters = int(groups_N.max()) + 1
+    if num_clusters == 1:  # one context for all: nothing is known of another one
+        return Estimate(mean, math.nan, math.nan, math.nan, num_items, 1)
+    sums = np.bincount(groups_N, weights=values_N - mean)
+    stderr = math.sqrt(num_clusters / (num_clusters - 1) * float((sums**2).sum())) / num_items
+    stderr = 0.0 if stderr <= _ROUNDING * float(np.abs(values_N).max()) else stderr
+    below = above = float(stats.t.ppf(0.5 + LEVEL / 2, num_clusters - 1)) * stderr
+    low, high = bounds
+    if stderr == 0:  # without bounds nothing is known of unseen items: NaN
+        unseen = _unseen(num_clusters) if math.isfinite(low) else math.nan
+        below, above = unseen * (mean - low), unseen * (high - mean)
+    return Estimate(mean, max(mean - below, low), min(mean + above, high), stderr, num_items, num_clusters)
+
+
+def _sign_test(num_better: int, num_changed: int) -> float:
+    return float(stats.binomtest(num_better, num_changed).pvalue) if num_changed else 1.0
+
+
+def _unseen(num_clusters: int) -> float:
+    """The share of deviating items of which this many clusters have none with probability 1 - `LEVEL`."""
+    return 1 - float((1 - LEVEL) ** (1 / num_clusters))
 
 
 def _scores(values: ArrayLike) -> NDArray[np.float64]:
@@ -184,24 +162,9 @@ def _scores(values: ArrayLike) -> NDArray[np.float64]:
     return scores_N
 
 
+def _are_shares(scores_N: NDArray[np.float64]) -> bool:
+    return bool(scores_N.min() >= 0 and scores_N.max() <= 1)
+
+
 def _is_binary(scores_N: NDArray[np.float64]) -> bool:
     return bool(np.isin(scores_N, (0.0, 1.0)).all())
-
-
-def _groups(clusters: Sequence[object] | None, num_items: int) -> NDArray[np.int64]:
-    """The number of its cluster for each item."""
-    if clusters is None:
-        return np.arange(num_items)
-    if len(clusters) != num_items:
-        raise DataError(f"{len(clusters):,} clusters for {num_items:,} items")
-    numbers: dict[object, int] = {}
-    return np.array([numbers.setdefault(cluster, len(numbers)) for cluster in clusters], dtype=np.int64)
-
-
-def _clustered_stderr(scores_N: NDArray[np.float64], groups_N: NDArray[np.int64]) -> float:
-    """Of the mean; residuals are summed within each cluster. NaN for a single cluster."""
-    num_clusters = int(groups_N.max()) + 1
-    if num_clusters < 2:
-        return math.nan
-    sums = np.bincount(groups_N, weights=scores_N - scores_N.mean(), minlength=num_clusters)
-    return float(math.sqrt(num_clusters / (num_clusters - 1) * (sums**2).sum()) / len(scores_N))

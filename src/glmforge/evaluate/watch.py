@@ -1,7 +1,6 @@
 """Evaluate the checkpoints of a run as they appear, in a process or job of its own, until the run has ended.
 
-Each result is a directory `step-N`. What is evaluated already is passed over, so it may be stopped and started again,
-and what was stopped in the middle of a checkpoint resumes there.
+Each result is a directory `step-N`. Checkpoints with a result are skipped, and a stopped evaluation of one resumes.
 """
 
 import json
@@ -22,8 +21,7 @@ from glmforge.observe.run import RunDirectory
 POLL_S = 20.0
 _ENDS, _BEGINS = ("finished", "stopped"), ("started", "resumed")
 
-Evaluate = Callable[[Path, Path], None]
-"""Takes a checkpoint and the directory of its result."""
+Evaluate = Callable[[Path, Path], None]  # takes a checkpoint and the directory of its result
 
 
 def watch(
@@ -35,14 +33,14 @@ def watch(
     once: bool = False,
     wait: Callable[[float], object] = time.sleep,
 ) -> int:
-    """Call `evaluate` for each whole lasting checkpoint of `run` that `out` has no result of; how many there were.
+    """Call `evaluate` for each whole lasting checkpoint of `run` without a result in `out`; returns their number.
 
     Args:
         settings: as `evaluate.run.settings_of` gives them; results of others are refused.
-        once: end when all that are there now are evaluated.
+        once: end when all checkpoints that are there now are evaluated.
 
     Raises:
-        GlmforgeError: `run` is none.
+        GlmforgeError: `run` is not a run.
         DataError: `out` has results of other settings.
     """
     directory = RunDirectory(run)
@@ -53,24 +51,23 @@ def watch(
     num_done, had_ended = 0, False
     while True:
         ended = once or _has_ended(directory)
-        new = _next(directory, out, settings)
-        if new is not None:
-            num_done += _evaluated(new, out, evaluate)
-        elif once or (ended and had_ended):  # looked at twice: the last checkpoint may appear behind the event
+        if (new := _next(directory, out, settings)) is not None:
+            num_done += _evaluated(new, _result_of(new, out), evaluate)
+        elif once or (ended and had_ended):  # looked at twice: the last checkpoint may appear after the event
             return num_done
         else:
             wait(POLL_S)
         had_ended = ended
 
 
-def result_of(out: Path, step: int) -> Path:
-    return out / f"step-{step}"
+def _result_of(checkpoint: Path, out: Path) -> Path:
+    return out / f"step-{step_of(checkpoint)}"
 
 
 def _next(run: RunDirectory, out: Path, settings: Mapping[str, Any]) -> Path | None:
     """The oldest checkpoint without a result."""
     for path in reversed(list_checkpoints(run.checkpoints)):
-        result = result_of(out, step_of(path))
+        result = _result_of(path, out)
         if kind_of(result / RESULT, error=DataError) == "file":
             if read_result(result).settings != json.loads(json.dumps(settings)):
                 raise DataError(f"{result}: is of other benchmarks or settings; give another --out")
@@ -79,9 +76,9 @@ def _next(run: RunDirectory, out: Path, settings: Mapping[str, Any]) -> Path | N
     return None
 
 
-def _evaluated(checkpoint: Path, out: Path, evaluate: Evaluate) -> bool:
+def _evaluated(checkpoint: Path, result: Path, evaluate: Evaluate) -> bool:
     try:
-        evaluate(checkpoint, result_of(out, step_of(checkpoint)))
+        evaluate(checkpoint, result)
     except (CheckpointError, OSError):
         if checkpoint.exists():
             raise
@@ -90,6 +87,5 @@ def _evaluated(checkpoint: Path, out: Path, evaluate: Evaluate) -> bool:
 
 
 def _has_ended(run: RunDirectory) -> bool:
-    events = read_jsonl(run.events) if run.events.exists() else []
-    told = [event.get("event") for event in events if event.get("event") in (*_ENDS, *_BEGINS)]
-    return bool(told) and told[-1] in _ENDS
+    events = [event.get("event") for event in read_jsonl(run.events)] if run.events.exists() else []
+    return next((event in _ENDS for event in reversed(events) if event in (*_ENDS, *_BEGINS)), False)

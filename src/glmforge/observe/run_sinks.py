@@ -5,6 +5,7 @@ Another place (a database, a push gateway) is a class with the methods of `glmfo
 """
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,16 +29,18 @@ def run_sinks(config: RunConfig, total: tuple[int, int | None] | None) -> list[S
     `total` are the steps and tokens of the whole run, None if they are not known; tokens alone may be None.
     """
     directory, observe = RunDirectory(config.output_dir), config.observe
-    evaluates = observe.evaluate_every is not None
-    needles = observe.needles is not None
-    benchmarks = observe.benchmarks is not None or (evaluates and STAGES[config.stage].answers_held_out)
-    samples = observe.samples is not None
-    sinks: list[Sink] = [
-        RunFiles(directory, evaluates=evaluates, samples=samples, needles=needles, benchmarks=benchmarks)
-    ]
+    answers = observe.evaluate_every if STAGES[config.stage].answers_held_out else None
+    asked = {
+        Kind.METRICS: True,
+        Kind.EVALUATION: None if answers else observe.evaluate_every,
+        Kind.SAMPLE: observe.samples,
+        Kind.NEEDLES: observe.needles,
+        Kind.BENCHMARK: observe.benchmarks or answers,
+    }
+    kinds = [kind for kind, settings in asked.items() if settings is not None]
+    sinks: list[Sink] = [RunFiles(directory, kinds)]
     if observe.tensorboard:
-        board = TensorBoard(directory.tensorboard, evaluates=evaluates, needles=needles, benchmarks=benchmarks)
-        sinks.append(Background(board))
+        sinks.append(Background(TensorBoard(directory.tensorboard, kinds)))
     if observe.progress:
         sinks.append(ProgressLine(total))
     return sinks
@@ -65,24 +68,15 @@ class RunFiles:
 
     name = "the run's files"
 
-    def __init__(
-        self,
-        directory: RunDirectory,
-        *,
-        evaluates: bool,
-        samples: bool = False,
-        needles: bool = False,
-        benchmarks: bool = False,
-    ) -> None:
-        self._paths = {Kind.METRICS: directory.metrics}
-        if evaluates:
-            self._paths[Kind.EVALUATION] = directory.evaluation
-        if samples:
-            self._paths[Kind.SAMPLE] = directory.samples
-        if needles:
-            self._paths[Kind.NEEDLES] = directory.needles
-        if benchmarks:
-            self._paths[Kind.BENCHMARK] = directory.benchmarks
+    def __init__(self, directory: RunDirectory, kinds: Collection[Kind] = (Kind.METRICS,)) -> None:
+        paths = {
+            Kind.METRICS: directory.metrics,
+            Kind.EVALUATION: directory.evaluation,
+            Kind.SAMPLE: directory.samples,
+            Kind.NEEDLES: directory.needles,
+            Kind.BENCHMARK: directory.benchmarks,
+        }
+        self._paths = {kind: path for kind, path in paths.items() if kind in kinds}
         self._lasting = {Kind.EVENT: directory.events, Kind.ANOMALY: directory.anomalies}
         self._open: dict[Kind, JsonlFile] = {}
         self._lost: dict[Path, _Lost] = {}
@@ -139,15 +133,10 @@ class TensorBoard:
 
     name = "TensorBoard"
 
-    def __init__(self, directory: Path, *, evaluates: bool, needles: bool = False, benchmarks: bool = False) -> None:
+    def __init__(self, directory: Path, kinds: Collection[Kind] = (Kind.METRICS,)) -> None:
         summary_writer_class()
-        self._directories = {Kind.METRICS: directory}
-        if evaluates:
-            self._directories[Kind.EVALUATION] = directory / "evaluation"
-        if needles:
-            self._directories[Kind.NEEDLES] = directory / "needles"
-        if benchmarks:
-            self._directories[Kind.BENCHMARK] = directory / "benchmarks"
+        names = {Kind.METRICS: "", Kind.EVALUATION: "evaluation", Kind.NEEDLES: "needles", Kind.BENCHMARK: "benchmarks"}
+        self._directories = {kind: directory / name for kind, name in names.items() if kind in kinds}
         self._open: dict[Kind, TensorBoardFile] = {}
 
     def open(self, step: int, tokens: int, table: MetricTable) -> None:

@@ -52,8 +52,6 @@ def _at_evaluations(config: RunConfig, data: RunData, every_steps: int) -> Itera
 
 def _asker(benchmarks: BenchmarksConfig, data: RunData) -> Asker:
     """Raises `MissingPackageError` without the extra `eval`, and `ConfigError` for benchmarks that cannot be opened."""
-    import glmforge.evaluate.benchmarks  # noqa: F401 - first: it quiets the progress bars of the harness
-
     with needed_for("observe.benchmarks"):
         import lm_eval  # noqa: F401
     from glmforge.evaluate.benchmarks.in_training import BenchmarkAsker

@@ -4,144 +4,132 @@ Everything comes from result directories (`glmforge.evaluate.result`). Prompts a
 template escapes all of it, and long ones are shown from both ends.
 """
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from glmforge.errors import DataError
-from glmforge.evaluate.compare import Compared, compare_results
-from glmforge.evaluate.failures import KINDS, Failures, failures_of, reasons
+from glmforge.evaluate.compare import Compared, compare_results, not_compared
+from glmforge.evaluate.failures import KINDS, Failures, failures_of
 from glmforge.evaluate.official import official_of
-from glmforge.evaluate.result import Item, Result, Score, Written, read_result
+from glmforge.evaluate.result import Item, Result, Score, Written, changed, flat, format_score, read_result
 from glmforge.extras import needed_for
 from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import write_text
 from glmforge.observe.units import format_count
-from glmforge.report.page import Summary, Table, Tile, check_suffix, make_table, page_template
+from glmforge.report.page import Column, Summary, Table, Tile, check_suffix, make_table, page_template
 
 PAGE, NEEDLES = "page.html", "needles.jsonl"
-_SHOWN_FLIPS, _SHOWN_OF_KIND = 6, 3
-_END = 1200
-"""Characters of a long text that are shown of each end."""
+_SHOWN_FLIPS, _SHOWN_OF_KIND, _SHOWN_GROUPS = 6, 3, 15
+_END = 1200  # characters of a long text that are shown of each end
+
+_Example = tuple[str, Item, list[tuple[str, Item, Written | None]]]
+"""Title, item, and beside the right answer what models made of it: whose, which item, which reply to it."""
 
 
-class Side(NamedTuple):
-    """What one model made of an item; `whole` is all that it wrote, where that is more than the answer."""
+def write_page(
+    directory: Path, out: Path | None = None, *, baseline: Path | None = None, benchmark: str | None = None
+) -> Path:
+    """The page of a result, of all its benchmarks or of one; compared with a baseline if there is one.
 
-    title: str
-    text: str
-    verdict: str = ""
-    whole: str = ""
-
-
-class Example(NamedTuple):
-    title: str
-    prompt: str
-    sides: tuple[Side, ...]
-
-
-def write_result_page(directory: Path, baseline: Path | None = None) -> Path:
-    """Scores, failures and long context of a result, beside it; compared with a baseline if there is one.
+    Args:
+        out: `PAGE` in the directory by default.
 
     Raises:
-        DataError: a result is missing or damaged.
+        DataError: a result is missing or damaged, or does not have the benchmark.
         MissingPackageError: there are needle records, and matplotlib is not installed.
     """
-    result = read_result(directory)
-    scores = [(score, official_of(score.benchmark), _remarks(score)) for score in result.scores]
-    parts = {"scores": scores, "figures": _figures(directory), "failures": failures_of(directory)}
-    return _write(directory / PAGE, result, **parts, **(_compared(baseline, directory) if baseline else {}))
-
-
-def write_comparison_page(old: Path, new: Path, out: Path) -> None:
-    """The differences, why items fell, those that flipped side by side, and the failures of the new result."""
-    _write(out, read_result(new), failures=failures_of(new), **_compared(old, new))
-
-
-def write_failures_page(directory: Path, out: Path, benchmark: str | None = None) -> None:
-    """The failures of a result, or of one of its benchmarks."""
-    _write(out, read_result(directory), failures=failures_of(directory, benchmark))
+    out = out or directory / PAGE
+    check_suffix(out, "--out")
+    result, failures = read_result(directory), failures_of(directory, benchmark)
+    scores = [score for score in result.scores if benchmark in (None, score.benchmark)]
+    parts: dict[str, Any] = {"comparisons": [], "comparison": None, "notes": []}
+    if baseline is not None:
+        found = compare_results(baseline, directory)
+        notes = [
+            f"Asked differently: {name} was {old}, is {new}."
+            for name, (old, new) in changed(read_result(baseline).settings, result.settings).items()
+        ]
+        notes += [f"{line}." for line in not_compared(baseline, directory, found)]
+        table = comparison_table(found, f"Compared with {baseline}")
+        parts = {"comparisons": [(one, _flipped(one)) for one in found], "comparison": table, "notes": notes}
+    content = page_template("evaluation.html").render(
+        summary=_summary(result),
+        scores=[(score, official_of(score.benchmark), _remarks(score)) for score in scores],
+        published=_published(scores),
+        figures=_figures(directory),
+        clipped=_clipped,
+        target=_target,
+        failures=[(one, _groups(one), _examples(one)) for one in failures],
+        facts=flat(result.settings)
+        | {f"version of {name}": value for name, value in result.versions.items()}
+        | {f"questions of {score.benchmark}": score.fingerprint for score in scores},
+        **parts,
+    )
+    write_text(out, content.encode(errors="replace").decode())
+    return out
 
 
 def comparison_table(found: Sequence[Compared], title: str = "new minus old, in points") -> Table:
     """A row for each benchmark: difference, interval, test, finished scores and cut shares, items that flipped."""
     rows = []
     for one in found:
-        test, by = one.comparison, one.comparison.difference
-        finished = ["none" if row.finished_score is None else f"{row.finished_score:.1%}" for row in (one.old, one.new)]
-        cut = [f"{row.cut_share:.1%}" for row in (one.old, one.new)]
+        test, by, old, new = one.comparison, one.comparison.difference, one.old.text, one.new.text
+        interval = f"{_points(one, by.low):+} to {_points(one, by.high):+}" if by.low == by.low else ""
         rows.append(
             [
                 one.benchmark,
                 one.verdict,
                 f"{by.num_items:,}",
-                f"{one.old_score:.1%} → {one.new_score:.1%}",
-                f"{100 * by.mean:+.1f}",
-                f"{100 * by.low:+.1f} to {100 * by.high:+.1f}" if by.low == by.low else "",
-                f"{test.p_value:.3f}",
-                *([" → ".join(finished), " → ".join(cut)] if one.new.num_finished is not None else ["", ""]),
+                f"{format_score(one.old_score)} → {format_score(one.new_score)}",
+                f"{_points(one, by.mean):+}",
+                interval,
+                "< 0.001" if test.p_value < 0.001 else f"{test.p_value:.3f}",
+                f"{old.finished} → {new.finished}" if new.finished else "",
+                f"{old.cut} → {new.cut}" if new.cut else "",
                 f"{test.num_better:,}",
                 f"{test.num_worse:,}",
-                f"{100 * test.detectable:.1f}" if test.detectable == test.detectable else "",
+                f"{_points(one, test.detectable)}" if test.detectable == test.detectable else "",
             ]
         )
-    numbers = (
-        "Items",
-        "Score",
-        "Difference",
-        "95 % interval",
-        "p",
-        "Finished",
-        "Cut",
-        "Better",
-        "Worse",
-        "Can be seen",
-    )
-    columns = ("Benchmark", "Verdict", *numbers)
+    numbers = ["Items", "Score", "Difference", "95 % interval", "p", "Finished", "Cut", "Better", "Worse", "Detectable"]
     note = (
-        "New minus old in points, over the items that both have. “Can be seen”: the smallest true difference that so "
-        "many items show with a probability of 80 %; a smaller one may be there. Finished and cut are of all items."
+        "New minus old in points, over the items that both have. “Detectable”: the smallest true difference that this "
+        "number of items shows with a probability of 80 %. Finished and cut are of all items."
     )
-    table = make_table(title, columns, rows, note=note)
-    return table._replace(columns=[column._replace(number=column.title in numbers) for column in table.columns])
+    columns: list[str | Column] = ["Benchmark", Column("Verdict"), *numbers]
+    return make_table(title, columns, rows, note=note)
 
 
-def explained(one: Compared) -> list[str]:
-    """Why items fell and rose: kinds of failure, and the subjects that lost most."""
-    found = [] if one.same_questions else ["the questions of the results differ: only common ones are compared"]
-    for pairs, verb, when in ((one.worse, "fell", "new"), (one.better, "rose", "old")):
-        kinds = reasons(getattr(pair, when) for pair in pairs)
-        if kinds:
-            words = ", ".join(f"{number:,} {kind}" for kind, number in kinds.most_common())
-            found.append(f"{len(pairs):,} items {verb}; their failures in the {when} result: {words}")
-    lost: Counter[str] = Counter()
-    for pair in (*one.worse, *one.better):
-        lost[pair.new.subject] -= round(1000 * pair.change)
-    worst = [f"{name} ({-number / 1000:+.1f} items)" for name, number in lost.most_common(3) if name and number > 0]
-    return [*found, f"most is lost in {', '.join(worst)}"] if worst else found
+def _points(one: Compared, difference: float) -> float:
+    """A difference of shares in points; of other measures as it is."""
+    are_shares = 0 <= one.old_score <= 1 and 0 <= one.new_score <= 1
+    return round(100 * difference, 1) if are_shares else round(difference, 3)
 
 
-def _write(out: Path, result: Result, **parts: Any) -> Path:
-    check_suffix(out, "--out")
-    replies = sum(score.num_items * score.num_samples for score in result.scores if score.num_finished is not None)
-    num_cut = sum(score.cut_share * score.num_items * score.num_samples for score in result.scores)
+def _published(scores: Sequence[Score]) -> Table | None:
+    rows = [
+        [one.benchmark, one.model, format_score(one.score), one.settings, one.source]
+        for one in official_of(*(score.benchmark for score in scores))
+    ]
+    columns: list[str | Column] = ["Benchmark", Column("Model"), "Score", Column("Settings"), Column("Source")]
+    note = "Measured by others, with other prompts, budgets and samples: for orientation, not for comparison."
+    return make_table("Published", columns, rows, note=note) if rows else None
+
+
+def _summary(result: Result) -> Summary:
+    scores = result.scores
+    replies = sum(score.num_items * score.num_samples for score in scores if score.num_finished is not None)
+    num_cut = sum(score.cut_share * score.num_items * score.num_samples for score in scores)
     tiles = [
-        Tile("Benchmarks", f"{len(result.scores)}"),
-        Tile("Items", f"{sum(score.num_items for score in result.scores):,}"),
-        Tile("Tokens", format_count(sum(score.num_tokens for score in result.scores)), "written and scored"),
+        Tile("Benchmarks", f"{len(scores)}"),
+        Tile("Items", f"{sum(score.num_items for score in scores):,}"),
+        Tile("Tokens", format_count(sum(score.num_tokens for score in scores)), "written and scored"),
         *([Tile("Replies cut", f"{num_cut / replies:.0%}", f"of {replies:,}")] if replies else []),
     ]
     step = "" if result.step is None else f"step {result.step:,}"
     lead = " · ".join(filter(None, (step, result.weights and f"weights {result.weights[:12]}", result.created)))
-    content = page_template("evaluation.html").render(
-        {name: [] for name in ("scores", "comparisons", "changed", "figures", "failures")}
-        | {"summary": Summary(result.model, lead, tiles, []), "facts": _facts(result), "flipped": _flipped}
-        | {"comparison_table": comparison_table, "explained": explained, "examples": _examples, "kinds": KINDS}
-        | parts
-    )
-    write_text(out, content.encode(errors="replace").decode())
-    return out
+    return Summary(result.model, lead, tiles, [])
 
 
 def _remarks(score: Score) -> list[str]:
@@ -151,66 +139,58 @@ def _remarks(score: Score) -> list[str]:
         found.append("the interval contains the score of guessing")
     if score.num_truncated:
         found.append(f"{score.num_truncated:,} prompts were too long for the model and lost their beginning")
-    values = (
-        f"{name} {value:.1%}" if 0 <= value <= 1 else f"{name} {value:.3f}" for name, value in score.extra.items()
-    )
-    return [*found, *values]
+    return found + [f"{name} {format_score(value)}" for name, value in score.extra.items()]
 
 
-def _compared(old: Path, new: Path) -> dict[str, Any]:
-    before, after = (_flat(read_result(path).settings) for path in (old, new))
-    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    changed = [f"Asked differently: {name} was {before.get(name)}, is {after.get(name)}." for name in names]
-    return {"comparisons": compare_results(old, new), "baseline": str(old), "changed": changed}
+def _groups(one: Failures) -> list[Table]:
+    """Scores and kinds of failure by subject, level and length."""
+    kinds, tables = [kind for kind in KINDS if one.kinds[kind]], []
+    for name, groups in (("subject", one.by_subject), ("level", one.by_level), ("prompt length", one.by_length)):
+        rows = [
+            [
+                group.name or "none given",
+                f"{group.num_items:,}",
+                format_score(group.score),
+                *(f"{group.kinds[kind]:,}" for kind in kinds),
+            ]
+            for group in groups[:_SHOWN_GROUPS]
+        ]
+        more = f": the first {_SHOWN_GROUPS} of {len(groups)}" if groups[_SHOWN_GROUPS:] else ""
+        tables += [make_table(f"By {name}{more}", ["", "Items", "Score", *kinds], rows)] if rows else []
+    return tables
 
 
-def _flipped(one: Compared) -> list[Example]:
+def _flipped(one: Compared) -> list[_Example]:
     return [
-        Example(
+        (
             f"{word}: {_name(pair.new)}, {pair.old.score:.2f} → {pair.new.score:.2f}",
-            _clipped(pair.new.prompt),
-            (_side(pair.old, "Old"), _side(pair.new, "New"), Side("Right", _target(pair.new))),
+            pair.new,
+            [("Old", pair.old, _worst(pair.old)), ("New", pair.new, _worst(pair.new))],
         )
         for word, pairs in (("Worse", one.worse), ("Better", one.better))
         for pair in pairs[:_SHOWN_FLIPS]
     ]
 
 
-def _examples(one: Failures) -> list[Example]:
-    shown = [failure for kind in KINDS for failure in [f for f in one.failures if f.kind == kind][:_SHOWN_OF_KIND]]
+def _examples(one: Failures) -> list[_Example]:
     return [
-        Example(
-            f"{failure.kind}: {_name(failure.item)}",
-            _clipped(failure.item.prompt),
-            (_side(failure.item, "The model", failure.reply), Side("Right", _target(failure.item))),
-        )
-        for failure in shown
+        (f"{kind}: {_name(found.item)}", found.item, [("The model", found.item, found.reply)])
+        for kind in KINDS
+        for found in [found for found in one.failures if found.kind == kind][:_SHOWN_OF_KIND]
     ]
 
 
-def _side(item: Item, title: str, reply: Written | None = None) -> Side:
-    """A reply (the first failed one unless it is given), or the choices with what the model chose."""
-    if not item.written:
-        lines = [
-            f"{'→' if place == item.predicted else ' '} {one.text.strip()}  (log-likelihood {one.logprob:.2f})"
-            for place, one in enumerate(item.choices)
-        ]
-        return Side(title, _clipped("\n".join(lines)), f"score {item.score:.2f}")
-    reply = reply or min(item.written, key=lambda one: one.score)
-    extracted = "nothing" if reply.extracted is None else f"“{_clipped(reply.extracted)}”"
-    cut = "cut, " if reply.is_cut else ""
-    verdict = f"extracted {extracted}; score {reply.score:.2f}; {cut}{reply.num_tokens:,} tokens"
-    return Side(title, _clipped(reply.answer), verdict, "" if reply.text == reply.answer else _clipped(reply.text))
-
-
-def _target(item: Item) -> str:
-    """The right answer; of a choice that is named by its number, its text."""
-    named = {str(place): one.text.strip() for place, one in enumerate(item.choices)}
-    return _clipped(named.get(item.target, item.target))
+def _worst(item: Item) -> Written | None:
+    return min(item.written, key=lambda one: one.score, default=None)
 
 
 def _name(item: Item) -> str:
     return f"item {item.number}" + (f" ({item.subject})" if item.subject else "")
+
+
+def _target(item: Item) -> str:
+    """The right answer; of a choice that is named by its number, its text."""
+    return {str(place): one.text.strip() for place, one in enumerate(item.choices)}.get(item.target, item.target)
 
 
 def _clipped(text: str) -> str:
@@ -218,23 +198,8 @@ def _clipped(text: str) -> str:
     return f"{text[:_END]}\n… {left_out:,} characters …\n{text[-_END:]}" if left_out > 0 else text
 
 
-def _facts(result: Result) -> dict[str, Any]:
-    """How it was asked, with what."""
-    versions = {f"version of {name}": value for name, value in result.versions.items()}
-    return (
-        _flat(result.settings) | versions | {f"questions of {one.benchmark}": one.fingerprint for one in result.scores}
-    )
-
-
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    if not isinstance(value, Mapping):
-        return {name: value}
-    parts = (_flat(one, f"{name}.{key}" if name else str(key)) for key, one in value.items())
-    return {key: one for part in parts for key, one in part.items()}
-
-
 def _figures(directory: Path) -> list[Any]:
-    """Drawings of what `evaluate needles --out` wrote, if it lies in the directory."""
+    """Drawings of the records of `evaluate needles --out`, if they lie in the directory."""
     path = directory / NEEDLES
     if not path.is_file():
         return []

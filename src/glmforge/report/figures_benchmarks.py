@@ -1,13 +1,12 @@
 """The report's plot of benchmarks: scores over tokens, with their intervals at 95 %.
 
-Scores that the run measured itself (`observe.benchmarks`) and those of `glmforge evaluate --watch` are curves of their
-own: they may be of other numbers of items, or asked in another way.
+Scores that the run measured itself (`observe.benchmarks`) and those of `glmforge evaluate --watch` are separate curves:
+they may be of other numbers of items, or asked in another way.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import defaultdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,18 +18,13 @@ from glmforge.report.canvas import SERIES, Figure, draw_legend, plot_over_tokens
 
 
 class ScorePoint(NamedTuple):
-    """A score, and its interval where there is one."""
+    """A score with its interval; without one it is the score itself."""
 
     tokens: int
     score: float
     low: float
     high: float
-
-
-@dataclass(frozen=True)
-class _Curve:
-    points: list[ScorePoint]
-    chance: float | None = None
+    chance: float = 0.0
 
 
 def benchmark_scores(run: RunLog, results: Path | None = None) -> Figure | None:
@@ -42,66 +36,42 @@ def benchmark_scores(run: RunLog, results: Path | None = None) -> Figure | None:
     Raises:
         DataError: `results` has none, or a result in it is damaged.
     """
-    curves = {**_measured(run), **_evaluated(run, results)}
+    curves = score_curves(run, results)
     if not curves:
         return None
     with plot_over_tokens(run, "benchmarks", "score", wide=True) as plot:
-        for number, (name, curve) in enumerate(curves.items()):
+        for number, (name, points) in enumerate(curves.items()):
             color, style = SERIES[number % len(SERIES)], "-" if number < len(SERIES) else "--"
-            tokens, scores, lows, highs = np.array(sorted(curve.points), dtype=float).T
+            tokens, scores, lows, highs, (chance, *_) = np.array(points, dtype=float).T
             around = np.stack((scores - lows, highs - scores)).clip(min=0)
-            plot.axes.errorbar(
-                tokens,
-                scores,
-                around,
-                linestyle=style,
-                color=color,
-                marker="o",
-                markersize=3.5,
-                capsize=2,
-                elinewidth=1,
-                label=name,
-            )
-            if curve.chance:  # of open questions it is 0
-                plot.axes.axhline(curve.chance, color=color, linestyle=":", linewidth=1)
+            line: dict[str, Any] = {"linestyle": style, "color": color, "marker": "o", "markersize": 3.5}
+            plot.axes.errorbar(tokens, scores, around, **line, capsize=2, elinewidth=1, label=name)
+            if chance:
+                plot.axes.axhline(chance, color=color, linestyle=":", linewidth=1)
         draw_legend(plot.axes)
     caption = "Score of each benchmark with its interval at 95 %. Items are the same at every point of a curve."
-    if any(curve.chance for curve in curves.values()):
-        caption += " Dotted: what guessing scores."
+    if any(points[0].chance for points in curves.values()):
+        caption += " Dotted: the score of guessing."
     return Figure("Benchmarks", caption, plot.svg, wide=True)
 
 
-def _measured(run: RunLog) -> dict[str, _Curve]:
-    """What the run measured itself."""
-    curves: dict[str, _Curve] = {}
+def score_curves(run: RunLog, results: Path | None) -> dict[str, list[ScorePoint]]:
+    """By benchmark: what the run measured itself, and what its checkpoints scored when they were evaluated."""
+    curves: dict[str, list[ScorePoint]] = defaultdict(list)
     for record in run.benchmarks:
         if "benchmark_score" in record:
             score: float = record["benchmark_score"]
             low: float = record.get("benchmark_low", score)
             high: float = record.get("benchmark_high", score)
-            point = ScorePoint(record["tokens"], score, low, high)
-            curves.setdefault(record["benchmark"], _Curve([])).points.append(point)
-    return curves
-
-
-def _evaluated(run: RunLog, results: Path | None) -> dict[str, _Curve]:
-    """What the run's checkpoints scored when they were evaluated."""
-    curves: dict[str, _Curve] = {}
-    for directory in _result_directories(run, results):
-        result = read_result(directory)
-        if result.tokens is None:
-            continue
-        for one in result.scores:
-            if one.score is not None:
-                low, high = (one.score, one.score) if one.interval is None else (one.interval.low, one.interval.high)
-                curve = curves.setdefault(f"{one.benchmark}, checkpoints", _Curve([], one.chance))
-                curve.points.append(ScorePoint(result.tokens, one.score, low, high))
-    return curves
-
-
-def _result_directories(run: RunLog, results: Path | None) -> Iterator[Path]:
+            curves[record["benchmark"]].append(ScorePoint(record["tokens"], score, low, high))
     root = results or run.directory.evaluations
     found = [path for path in sorted(root.glob("step-*")) if kind_of(path / RESULT, error=DataError) == "file"]
     if results is not None and not found:
         raise DataError(f"{shown(results)}: has no results step-*/{RESULT}; evaluate checkpoints with --watch first")
-    yield from found
+    for result in map(read_result, found):
+        for one in result.scores:
+            if result.tokens is not None and one.score is not None:
+                ends = (one.interval.low, one.interval.high) if one.interval else (one.score, one.score)
+                point = ScorePoint(result.tokens, one.score, *ends, one.chance or 0.0)
+                curves[f"{one.benchmark}, checkpoints"].append(point)
+    return {name: sorted(points) for name, points in curves.items()}

@@ -24,6 +24,7 @@ from glmforge.checkpoint import (
     save_checkpoint,
     verify_checkpoint,
 )
+from glmforge.config.checkpoint import CheckpointConfig
 from glmforge.errors import CheckpointError
 from helpers.checkpoints import make_meta
 from helpers.distributed import run_ranks
@@ -238,7 +239,7 @@ def test_a_misfit_is_the_same_error_on_all_ranks(tmp_path):
 def save_and_retain(root: Path) -> list[str]:
     for step in (1, 2, 3):
         save_on_ranks(root, step)
-    return [path.name for path in apply_retention(root, keep_last=1)]
+    return [path.name for path in apply_retention(root, CheckpointConfig(keep_last=1))]
 
 
 def test_retention_is_one_decision(tmp_path):

@@ -12,7 +12,7 @@ from glmforge.checkpoint import (
     save_checkpoint,
 )
 from glmforge.checkpoint.format.store import step_of
-from glmforge.config.checkpoint import KeepBestConfig
+from glmforge.config.checkpoint import CheckpointConfig, KeepBestConfig
 from helpers.checkpoints import assert_holds_step, blank_tensors, make_meta, make_tensors, save_steps
 
 HOST = socket.gethostname()
@@ -90,7 +90,7 @@ def test_a_save_that_replaces_does_not_lose_an_aside_one_early(tmp_path):
 )
 def test_retention(tmp_path, keep_last, keep_every_steps, kept):
     save_steps(tmp_path, 10, 20, 30, 40, 50, 60)
-    deleted = apply_retention(tmp_path, keep_last, keep_every_steps)
+    deleted = apply_retention(tmp_path, CheckpointConfig(keep_last=keep_last, keep_every_steps=keep_every_steps))
     assert [step_of(path) for path in list_checkpoints(tmp_path)] == kept
     assert sorted(kept + [step_of(path) for path in deleted]) == [10, 20, 30, 40, 50, 60]
     assert len(list(tmp_path.iterdir())) == len(kept)
@@ -110,7 +110,8 @@ def test_retention_keeps_the_best_one(tmp_path, mode, values, kept):
         measured = {"gsm8k": values[step], "nll": -float(step)} if step in values else {}
         meta = make_meta(step).model_copy(update={"measured": measured})
         save_checkpoint(tmp_path, step, make_tensors(step), meta)
-    apply_retention(tmp_path, keep_last=1, keep_best=KeepBestConfig(metric="gsm8k", mode=mode))
+    keep_best = KeepBestConfig(metric="gsm8k", mode=mode)
+    apply_retention(tmp_path, CheckpointConfig(keep_last=1, keep_best=keep_best))
     assert [step_of(path) for path in list_checkpoints(tmp_path)] == kept
 
 
@@ -118,15 +119,10 @@ def test_retention_does_not_count_broken_ones_nor_delete_them(tmp_path):
     paths = save_steps(tmp_path, 10, 20, 30, 40)
     (paths[3] / "meta.json").unlink()
     (paths[1] / "meta.json").unlink()
-    assert apply_retention(tmp_path, keep_last=1) == [paths[0]]
+    assert apply_retention(tmp_path, CheckpointConfig(keep_last=1)) == [paths[0]]
     assert latest_checkpoint(tmp_path) == paths[2]
     assert paths[1].exists()
     assert paths[3].exists()
-
-
-def test_retention_keeps_at_least_one(tmp_path):
-    with pytest.raises(ValueError, match="keep_last = 0: must be at least 1"):
-        apply_retention(tmp_path, keep_last=0)
 
 
 def test_a_deletion_that_was_cut_short_leaves_no_half_checkpoint(tmp_path, monkeypatch):
@@ -137,7 +133,7 @@ def test_a_deletion_that_was_cut_short_leaves_no_half_checkpoint(tmp_path, monke
 
     monkeypatch.setattr("glmforge.checkpoint.format.store.shutil.rmtree", power_failure)
     with pytest.raises(KeyboardInterrupt):
-        apply_retention(tmp_path, keep_last=1)
+        apply_retention(tmp_path, CheckpointConfig(keep_last=1))
     monkeypatch.undo()
     assert [step_of(path) for path in list_checkpoints(tmp_path)] == [20]
     save_steps(tmp_path, 30)

@@ -73,6 +73,9 @@ def test_rates_of_a_model_behind_a_url(data, tmp_path):
         assert len(requests) == 6, "all replies are known"
         with pytest.raises(GlmforgeError, match="judge"):
             evaluate(url, *options[:-1], "another")
+        evaluate(url, *options[:-1], "another", "--force")
+        assert [one["model"] for one in requests[6:]].count("another") == 3, "another judge's verdicts are not reused"
+        evaluate(url, *options, "--force")
     rows = [line.split() for line in printed.splitlines()]
     assert ["harmful", "2", "50.0%", "9.5%", "to", "90.5%", "0.0%", "50.0%", "(9.5%", "to", "90.5%)"] in rows
     assert ["weapons", "1", "100.0%"] in [row[:3] for row in rows]

@@ -48,11 +48,28 @@ def test_failures(results: tuple[str, str]) -> None:
 
 def test_table(results: tuple[str, str]) -> None:
     shown = run("table", *results)
-    assert "100.0% (100%, 0%) *" in shown
-    assert "25.0% (33%, 25%)" in shown
+    assert "100.0% (100.0%, 0.0%) *" in shown
+    assert "25.0% (33.3%, 25.0%)" in shown
     rows = list(csv.DictReader(io.StringIO(run("table", *results, "--csv"))))
     assert [row["gsm8k, best"] for row in rows] == ["True", "False"]
     assert json.loads(run("table", *results, "--json"))[1]["gsm8k, cut"] == 0.25
+
+
+def test_published_scores_stand_beside_ours(results: tuple[str, str]) -> None:
+    published = "gsm8k: published 79.4% of GLM-4.5-Base (base model, no chat form; number of examples not stated; "
+    assert published in run("table", *results)
+    assert published in run("compare", *results)
+
+
+def test_names_from_elsewhere_are_neither_markup_nor_control_characters(tmp_path: Path) -> None:
+    name = "[red]x[/] \x1b[2J"
+    items = [written(n, 0.0, is_cut=n == 0).model_copy(update={"benchmark": name, "subject": name}) for n in range(4)]
+    old = made_result(tmp_path / "old", [one.model_copy(update={"score": 1.0}) for one in items], model=name)
+    new = made_result(tmp_path / "new", items)
+    for words in (("compare", str(old), str(new)), ("failures", str(new)), ("table", str(old), str(new))):
+        shown = run(*words)
+        assert "[red]x[/]" in shown
+        assert "\x1b[2J" not in shown
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from glmforge.errors import DataError
-from glmforge.evaluate.compare import compare_results
-from helpers.results import item, made_result, row
+from glmforge.evaluate.compare import compare_results, not_compared
+from helpers.results import item, made_result, row, written
 
 
 def test_items_are_paired_by_their_prompts_not_by_their_numbers(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_other_questions_are_named_and_only_common_ones_compared(tmp_path: Path)
 def test_nothing_in_common_is_one_line(tmp_path: Path) -> None:
     old = made_result(tmp_path / "old", [item(0, 1.0)])
     new = made_result(tmp_path / "new", [item(0, 1.0, digest="asked otherwise")])
-    with pytest.raises(DataError, match="no item in common: evaluate both"):
+    with pytest.raises(DataError, match="no scored item in common: evaluate both"):
         compare_results(old, new)
 
 
@@ -73,3 +73,43 @@ def test_no_flipped_item_does_not_prove_equality(tmp_path: Path) -> None:
     assert (by.low, by.high) == pytest.approx((-0.139, 0.139), abs=1e-3)
     assert found.comparison.detectable > 0.2
     assert found.comparison.p_value == 1.0
+
+
+def test_a_result_with_itself(tmp_path: Path) -> None:
+    """Items that stand twice are two items; of a text only the likelihood is measured."""
+    bits = [item(n, -1.5 - n, benchmark="wikitext") for n in range(3)]
+    same = made_result(tmp_path, [written(0, 1.0), written(0, 1.0), written(1, 0.0), *bits])
+    found = compare_results(same, same)
+    assert [one.verdict for one in found] == ["no difference shown"] * 2
+    assert [(one.comparison.p_value, one.comparison.difference.mean) for one in found] == [(1.0, 0.0)] * 2
+    assert [one.comparison.difference.num_items for one in found] == [3, 3]
+    assert not any(one.better or one.worse or one.explained() for one in found)
+    assert not_compared(same, same, found) == []
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.0, 1.0), (0.25, 0.5)])
+def test_one_item_shows_nothing(tmp_path: Path, before: float, after: float) -> None:
+    old, new = (made_result(tmp_path / f"{score}", [item(0, score)]) for score in (before, after))
+    (found,) = compare_results(old, new)
+    assert (found.verdict, found.comparison.p_value) == ("no difference shown", 1.0)
+    assert len(found.better) == 1
+
+
+def test_what_is_not_compared_is_said(tmp_path: Path) -> None:
+    """Benchmarks of one result only, without common items, and without a score, as where all choices are equally
+    likely: their items have scores, which say nothing."""
+    both, asked_otherwise = [item(0, 1.0)], item(0, 1.0, benchmark="math", digest="other")
+    refused = [item(0, 0.0, benchmark="mmlu")]
+    old_items = [*both, item(0, 1.0, benchmark="bbh"), item(0, 0.0, benchmark="math"), *refused]
+    new_items = [*both, item(0, 1.0, benchmark="mbpp"), asked_otherwise, *refused]
+    old = made_result(tmp_path / "old", old_items)
+    rows = [row([one], **({"score": None} if one.benchmark == "mmlu" else {})) for one in new_items]
+    new = made_result(tmp_path / "new", new_items, scores=rows)
+    found = compare_results(old, new)
+    assert [one.benchmark for one in found] == ["gsm8k"]
+    assert not_compared(old, new, found) == [
+        f"bbh: not compared: {new} does not have it",
+        "math: not compared: no item in common",
+        f"mmlu: not compared: {new} has no score",
+        f"mbpp: not compared: {old} does not have it",
+    ]

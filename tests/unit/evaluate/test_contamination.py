@@ -112,9 +112,11 @@ def test_a_run_brings_its_shards_encoded_conversations_and_tokenizer(
 
 
 @pytest.mark.parametrize(
-    ("source", "message"), [("nothing", "give --tokenizer"), ("nothing.bin", "give --tokenizer"), (".", "config.yaml")]
+    ("source", "message"),
+    [("nothing", "no token shard is there"), ("shard.bin", "give --tokenizer"), (".", "config.yaml")],
 )
 def test_wrong_sources_are_one_line(tmp_path: Path, source: str, message: str) -> None:
+    (tmp_path / "shard.bin").touch()
     with pytest.raises(Exception, match=message) as raised:
         list(documents_of([tmp_path / source]))
     assert "\n" not in str(raised.value)

@@ -27,11 +27,14 @@ PROSE = (
         (LOOP, {"is_cut": True}, "repetition"),  # a longer answer would not help
         ("答案是五只鸡 because of the hens", {}, "mixed"),
         ("It is 0" + ".0" * 50, {"is_cut": True}, "repetition"),
+        ("Half of 10 hens: the answer is $5.00.", {"extracted": "10"}, "extraction"),
+        ("\\boxed{5}", {"extracted": None}, "extraction"),
+        ("The answer is " + "9" * 5000, {}, "repetition"),
         ("5 5 5 5", {}, "wrong"),  # short texts are not judged for repetition
     ],
 )
 def test_kinds(text: str, fields: dict[str, object], kind: Kind) -> None:
-    assert kind_of_failure(item(0, 0.0), reply(text, **fields)) == kind
+    assert kind_of_failure(item(0, 0.0, target="10 / 2 = 5\n#### 5"), reply(text, **fields)) == kind
 
 
 def test_a_writing_system_of_the_prompt_is_not_mixed() -> None:
@@ -61,7 +64,7 @@ def test_gains_that_nothing_supports_are_not_claimed() -> None:
 def test_a_model_that_always_chooses_one_place_is_found() -> None:
     items = [chosen(n, 0, n % 4) for n in range(20)]
     (advice,) = find_failures("mmlu", items).advice
-    assert "place 1 in 20 of 20 items, 5 times rightly" in advice.evidence
+    assert "place 1 in 20 of 20 items, 5 of them rightly" in advice.evidence
     assert find_failures("mmlu", [chosen(n, n % 4, n % 4) for n in range(20)]).advice == ()
 
 
@@ -85,3 +88,11 @@ def test_unknown_benchmark_is_one_line(tmp_path: Path) -> None:
     made_result(tmp_path, [written(0, 0.0)])
     with pytest.raises(DataError, match="has no benchmark mmlu; it has gsm8k"):
         failures_of(tmp_path, "mmlu")
+
+
+def test_right_answers_that_the_filter_misses_are_advice_with_their_gain() -> None:
+    missed = [written(n, 0.0, "The answer is 4 eggs.", extracted="9") for n in range(3)]
+    (advice,) = find_failures("gsm8k", [*missed, written(3, 0.0, "The answer is 7.")]).advice
+    assert advice.gain == 0.75
+    assert str(advice) == "ask for the form that the task reads, or use a task with another filter (up to 75.0 points)"
+    assert "3 of 4 replies give the right answer" in advice.evidence

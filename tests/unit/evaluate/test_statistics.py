@@ -50,6 +50,17 @@ def test_small_cases_by_hand() -> None:
     assert math.isnan(estimate([0.3, 0.4], ["same", "same"]).low)
 
 
+def test_values_that_do_not_vary_are_no_certainty() -> None:
+    """Ten passages of ten items, all right: a share of 26 % of other ones is missed with probability 5 %."""
+    right = estimate([1.0] * 100, [n // 10 for n in range(100)])
+    assert (right.low, right.high) == (pytest.approx(0.741, abs=1e-3), 1.0)
+    bits = compare([-1.5, -2.0], [-1.5, -2.0])  # no shares: nothing bounds what other items do
+    assert (bits.p_value, math.isnan(bits.difference.low), math.isnan(bits.detectable)) == (1.0, True, True)
+    same_step = compare([0.2, 0.3, 0.4], [0.3, 0.4, 0.5])  # equal but for rounding
+    assert (same_step.test, same_step.p_value) == ("sign, exact", pytest.approx(0.25))
+    assert same_step.difference.low < 0 < same_step.difference.high
+
+
 def simulated(draw: np.random.Generator, num_items: int, drop: float, flips: float) -> tuple[np.ndarray, np.ndarray]:
     """Scores of two models, of which the second is worse by `drop`; a share of `flips` items differs."""
     old = draw.random(num_items) < 0.6

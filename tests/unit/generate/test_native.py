@@ -34,6 +34,11 @@ VARIANTS = {
         "n_shared_experts": 2,
         "vocab_size": 509,
     },
+    "vectors of all widths, three heads to a key": {
+        "head_dim": 112,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+    },
 }
 
 

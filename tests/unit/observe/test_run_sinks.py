@@ -34,7 +34,7 @@ def write(bus: MetricsBus, *steps: int) -> None:
 
 
 def test_a_full_disk_costs_records_and_not_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    sink = RunFiles(RunDirectory(tmp_path), evaluates=False)
+    sink = RunFiles(RunDirectory(tmp_path))
     bus = MetricsBus([sink])
     bus.open(0, 0)
     with caplog.at_level(logging.WARNING):
@@ -56,7 +56,7 @@ def test_a_full_disk_costs_records_and_not_the_run(tmp_path: Path, caplog: pytes
 
 
 def test_events_that_find_no_room_are_told_of_later(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    bus = MetricsBus([RunFiles(RunDirectory(tmp_path), evaluates=False)])
+    bus = MetricsBus([RunFiles(RunDirectory(tmp_path))])
     bus.open(0, 0)
     with disk_of(10):
         write(bus, 1)
@@ -69,7 +69,7 @@ def test_events_that_find_no_room_are_told_of_later(tmp_path: Path, caplog: pyte
 
 
 def test_a_record_that_json_cannot_hold_is_left_out(tmp_path: Path) -> None:
-    bus = MetricsBus([RunFiles(RunDirectory(tmp_path), evaluates=False)])
+    bus = MetricsBus([RunFiles(RunDirectory(tmp_path))])
     bus.open(0, 0)
     bus.write(Kind.ANOMALY, {"step": 1, "samples": {1, 2}})
     bus.write(Kind.ANOMALY, {"step": 2, "samples": [1, 2]})
@@ -85,8 +85,8 @@ def test_what_is_damaged_or_not_installed_is_refused_before_the_first_step(
 ) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": \n{"step": 3}\n')
     with pytest.raises(RunFileError, match="line 2"):
-        MetricsBus([RunFiles(RunDirectory(tmp_path), evaluates=False)]).open(3, 0)
+        MetricsBus([RunFiles(RunDirectory(tmp_path))]).open(3, 0)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     with pytest.raises(GlmforgeError, match=r"observe.tensorboard: true.*pip install 'glmforge\[observe\]'"):
-        TensorBoard(tmp_path, evaluates=False)
+        TensorBoard(tmp_path)

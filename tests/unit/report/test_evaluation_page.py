@@ -8,7 +8,7 @@ import pytest
 
 from glmforge.errors import ConfigError, DataError
 from glmforge.evaluate.compare import compare_results
-from glmforge.report.evaluation_page import explained, write_comparison_page, write_failures_page, write_result_page
+from glmforge.report.evaluation_page import write_page
 from helpers.results import chosen, item, made_result, reply, row, text_of, written
 
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)> {{ 7*7 }} \u202egnp.exe \x00 ' \" & <b>"
@@ -25,10 +25,7 @@ def test_hostile_text_stays_text_wherever_it_stands(tmp_path: Path) -> None:
     scores = [row(items, extra={HOSTILE: 0.5}, refused=HOSTILE)]
     made_result(tmp_path / "new", items, model=HOSTILE, scores=scores, **fields)
     made_result(tmp_path / "old", [one.model_copy(update={"score": 1.0}) for one in items])
-    write_comparison_page(tmp_path / "old", tmp_path / "new", tmp_path / "difference.html")
-    write_failures_page(tmp_path / "new", tmp_path / "failures.html")
-    pages = [write_result_page(tmp_path / "new"), tmp_path / "difference.html", tmp_path / "failures.html"]
-    for page in pages:
+    for page in (write_page(tmp_path / "new"), write_page(tmp_path / "new", baseline=tmp_path / "old")):
         content = page.read_text()
         assert "<script" not in content
         assert "<img" not in content
@@ -39,11 +36,11 @@ def test_hostile_text_stays_text_wherever_it_stands(tmp_path: Path) -> None:
 
 def test_a_lone_surrogate_does_not_stop_the_page(tmp_path: Path) -> None:
     made_result(tmp_path, [written(0, 0.0, "broken \ud83d end")])
-    assert "broken ? end" in text_of(write_result_page(tmp_path))
+    assert "broken ? end" in text_of(write_page(tmp_path))
 
 
 def test_nothing_is_loaded(tmp_path: Path) -> None:
-    content = write_result_page(made_result(tmp_path, [written(0, 0.0), chosen(1, 0, 1)])).read_text()
+    content = write_page(made_result(tmp_path, [written(0, 0.0), chosen(1, 0, 1)])).read_text()
     assert not re.findall(r"""(?:src|href)=["']?(?!#)|url\(|@import|https?://""", content)
 
 
@@ -51,15 +48,15 @@ def test_score_finished_score_cut_share_chance_and_published_figures(tmp_path: P
     items = [written(n, float(n < 2), is_cut=n >= 3) for n in range(4)]
     few = [chosen(n, 0, n % 4) for n in range(8)]
     scores = [row(items), row(few, chance=0.25, num_truncated=3)]
-    shown = text_of(write_result_page(made_result(tmp_path, [*items, *few], scores=scores)))
+    shown = text_of(write_page(made_result(tmp_path, [*items, *few], scores=scores)))
     assert "gsm8k 4 50.0% 40.0% to 60.0% 66.7% 25.0% 79.4% GLM-4.5-Base" in shown
     assert "mmlu: the interval contains the score of guessing; 3 prompts were too long" in shown
     assert "mmlu GLM-4.5 90.0% sampling and budget not stated GLM-4.5 technical report" in shown
-    assert "the model prefers a place" in shown
+    assert "the model always prefers one place" in shown
 
 
 def test_none_finished_is_said_and_not_left_blank(tmp_path: Path) -> None:
-    shown = text_of(write_result_page(made_result(tmp_path, [written(n, 0.0, is_cut=True) for n in range(3)])))
+    shown = text_of(write_page(made_result(tmp_path, [written(n, 0.0, is_cut=True) for n in range(3)])))
     assert "none 100.0%" in shown
     assert "raise --max-new-tokens Evidence: none of 3 replies finished" in shown
 
@@ -73,9 +70,7 @@ def test_flipped_items_stand_side_by_side_with_the_reason(tmp_path: Path) -> Non
     after = [one.model_copy(update={"subject": "algebra" if one.number < 4 else "geometry"}) for one in after]
     made_result(tmp_path / "old", before, settings={"generation": {"max_new_tokens": 512}})
     made_result(tmp_path / "new", after, settings={"generation": {"max_new_tokens": 64}})
-    out = tmp_path / "page.html"
-    write_comparison_page(tmp_path / "old", tmp_path / "new", out)
-    shown = text_of(out)
+    shown = text_of(write_page(tmp_path / "new", tmp_path / "page.html", baseline=tmp_path / "old"))
     assert "gsm8k worse 10 100.0% → 40.0% -60.0" in shown
     assert "100.0% → 80.0% 0.0% → 50.0% 0 6" in shown  # finished, cut, better, worse
     assert "6 items fell; their failures in the new result: 5 cut, 1 no format" in shown
@@ -90,13 +85,13 @@ def test_what_rose_is_explained_by_its_old_failures(tmp_path: Path) -> None:
     old = made_result(tmp_path / "old", [written(0, 0.0, is_cut=True), written(1, 1.0)])
     new = made_result(tmp_path / "new", [written(0, 1.0), written(1, 1.0)])
     (found,) = compare_results(old, new)
-    assert explained(found) == ["1 items rose; their failures in the old result: 1 cut"]
+    assert found.explained() == ["1 item rose; their failures in the old result: 1 cut"]
 
 
 def test_long_texts_are_shown_from_both_ends(tmp_path: Path) -> None:
     middle = "lost" * 2000
     made_result(tmp_path, [written(0, 0.0, f"BEGIN{middle}END").model_copy(update={"prompt": f"FIRST{middle}LAST"})])
-    page = write_result_page(tmp_path)
+    page = write_page(tmp_path)
     assert all(word in page.read_text() for word in ("BEGIN", "END", "FIRST", "LAST", "5,608 characters"))
     assert len(page.read_text()) < 60_000
 
@@ -112,16 +107,16 @@ def test_needles_and_perplexity_of_the_directory(tmp_path: Path) -> None:
     records += [{"position": 1024 * n, "nll": 2.0 + n} for n in range(3)]
     made_result(tmp_path, [written(0, 1.0)])
     (tmp_path / "needles.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    shown = text_of(write_result_page(tmp_path))
+    shown = text_of(write_page(tmp_path))
     assert "Needles by length and depth" in shown
     assert "32,768" in shown
     assert "Perplexity by position" in shown
     (tmp_path / "needles.jsonl").write_text('{"needle_task": "single"}\n')
     with pytest.raises(DataError, match="not the records of 'glmforge evaluate needles --out'"):
-        write_result_page(tmp_path)
+        write_page(tmp_path)
 
 
 def test_a_page_is_called_html(tmp_path: Path) -> None:
     made_result(tmp_path, [written(0, 1.0)])
     with pytest.raises(ConfigError, match=r"--out: .*\.htm: does not end in \.html"):
-        write_failures_page(tmp_path, tmp_path / "page.htm")
+        write_page(tmp_path, tmp_path / "page.htm")

@@ -9,7 +9,7 @@ from glmforge.evaluate.result import Interval, Result, Score, write_result
 from glmforge.observe.metrics import make_record
 from glmforge.observe.record_files import JsonlFile
 from glmforge.observe.run import read_run
-from glmforge.report.figures_benchmarks import _evaluated, _measured, benchmark_scores
+from glmforge.report.figures_benchmarks import benchmark_scores, score_curves
 from glmforge.report.report import write_report
 from helpers.synthetic_run import write_synthetic_run
 
@@ -41,13 +41,10 @@ def test_curves(run: Path, tmp_path: Path) -> None:
         write_step(elsewhere, step, score, tokens)
     (elsewhere / "step-11").mkdir()  # not finished
     log = read_run(run)
-    measured, evaluated = _measured(log), _evaluated(log, elsewhere)
-    assert {name: curve.points for name, curve in measured.items()} == {
-        "gsm8k": [(40_960, 0.25, 0.1, 0.4), (81_920, 0.5, 0.5, 0.5)]
+    assert score_curves(log, elsewhere) == {
+        "gsm8k": [(40_960, 0.25, 0.1, 0.4, 0.0), (81_920, 0.5, 0.5, 0.5, 0.0)],
+        "mmlu, checkpoints": [(36_864, 0.3, 0.0, 1.0, 0.25), (409_600, 0.4, 0.0, 1.0, 0.25)],
     }
-    (curve,) = evaluated.values()
-    assert list(evaluated) == ["mmlu, checkpoints"]
-    assert (sorted(curve.points), curve.chance) == ([(36_864, 0.3, 0.0, 1.0), (409_600, 0.4, 0.0, 1.0)], 0.25)
     with pytest.raises(DataError, match=r"out: has no results step-\*/result.json"):
         benchmark_scores(log, tmp_path / "out")
 
@@ -56,7 +53,7 @@ def test_in_the_report(run: Path, tmp_path: Path) -> None:
     write_step(run / "evaluations", 10, 0.3, 40_960)
     page = write_report(run).read_text("utf-8")
     assert "<h3>Benchmarks</h3>" in page
-    assert all(name in page for name in ("gsm8k", "mmlu, checkpoints", "Dotted: what guessing scores"))
+    assert all(name in page for name in ("gsm8k", "mmlu, checkpoints", "Dotted: the score of guessing"))
     (run / "evaluations" / "step-10" / "result.json").write_text("{")
     with pytest.raises(DataError, match=r"step-10/result\.json"):
         write_report(run)

@@ -148,10 +148,7 @@ class AdapterSaver(BackgroundSaver):
                 self._delete_shared()
 
     def _delete_shared(self) -> None:
-        config = self.config
-        for _ in delete_old_checkpoints(
-            self.root, config.keep_last, config.keep_every_steps, config.keep_ephemeral, config.keep_best
-        ):
+        for _ in delete_old_checkpoints(self.root, self.config):
             pass
 
     def _found_locally(self, root: Path) -> list[_Local]:

@@ -27,31 +27,18 @@ from glmforge.checkpoint.format.store import (
     step_of,
 )
 from glmforge.checkpoint.node_local.local import LocalStep, survey
-from glmforge.config.checkpoint import KeepBestConfig
+from glmforge.config.checkpoint import CheckpointConfig, KeepBestConfig
 from glmforge.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
 
-def apply_retention(
-    root: Path,
-    keep_last: int,
-    keep_every_steps: int | None = None,
-    *,
-    keep_ephemeral: int = 1,
-    keep_best: KeepBestConfig | None = None,
-) -> list[Path]:
+def apply_retention(root: Path, config: CheckpointConfig) -> list[Path]:
     """Delete the checkpoints under `root` that need not stay and return them. All ranks call this together.
 
     The newest complete checkpoint is never among them. Raises `CheckpointError` if one cannot be deleted.
     """
-    if keep_last < 1:
-        raise ValueError(f"keep_last = {keep_last}: must be at least 1")
-    if keep_ephemeral < 1:
-        raise ValueError(f"keep_ephemeral = {keep_ephemeral}: must be at least 1")
-    return run_on_rank_zero(
-        lambda: list(delete_old_checkpoints(root, keep_last, keep_every_steps, keep_ephemeral, keep_best))
-    )
+    return run_on_rank_zero(lambda: list(delete_old_checkpoints(root, config)))
 
 
 def retain_local(root: Path, keep_ephemeral: int, shared: Path) -> None:
@@ -79,34 +66,26 @@ def retain_local(root: Path, keep_ephemeral: int, shared: Path) -> None:
 
 
 def best_checkpoint(checkpoints: Iterable[Path], keep_best: KeepBestConfig) -> tuple[Path, float] | None:
-    """The one whose value is best, and the value; of equal ones the newest. None if none has one.
+    """The checkpoint with the best value, and the value; among equals the newest. None if none has a value.
 
     Args:
         checkpoints: readable ones, newest first.
     """
-    sign, best = 1 if keep_best.mode == "max" else -1, None
-    for path in checkpoints:
-        value = read_meta(path).measured.get(keep_best.metric)
-        if value is not None and (best is None or sign * value > sign * best[1]):
-            best = path, value
-    return best
+    values = ((path, read_meta(path).measured.get(keep_best.metric)) for path in checkpoints)
+    known = [(path, value) for path, value in values if value is not None]
+    best = max if keep_best.mode == "max" else min
+    return best(known, key=lambda one: one[1], default=None)
 
 
-def delete_old_checkpoints(
-    root: Path,
-    keep_last: int,
-    keep_every_steps: int | None,
-    keep_ephemeral: int,
-    keep_best: KeepBestConfig | None = None,
-) -> Iterator[Path]:
+def delete_old_checkpoints(root: Path, config: CheckpointConfig) -> Iterator[Path]:
     """`apply_retention` by one process alone; another one may be at it as well. Raises `OSError`."""
     permanent, ephemeral = _whole(root)
     newest = max(map(step_of, [*permanent[:1], *ephemeral[:1]]), default=-1)
-    old = permanent[keep_last:]
-    best = best_checkpoint(permanent, keep_best) if keep_best is not None else None
-    doomed = [path for path in old if keep_every_steps is None or step_of(path) % keep_every_steps != 0]
+    best = best_checkpoint(permanent, config.keep_best) if config.keep_best is not None else None
+    every = config.keep_every_steps
+    doomed = [path for path in permanent[config.keep_last :] if every is None or step_of(path) % every != 0]
     doomed = [path for path in doomed if best is None or path != best[0]]
-    doomed += ephemeral[keep_ephemeral:]
+    doomed += ephemeral[config.keep_ephemeral :]
     doomed += [path for path in list_rolled_back(root) if step_of(path) < newest]
     for path in doomed:
         with suppress(FileNotFoundError):

@@ -104,13 +104,7 @@ class CheckpointSaver(BackgroundSaver):
         """A checkpoint that cannot be deleted is no reason to call the new one a failure."""
         config = self.config
         try:
-            apply_retention(
-                self.root,
-                config.keep_last,
-                config.keep_every_steps,
-                keep_ephemeral=config.keep_ephemeral,
-                keep_best=config.keep_best,
-            )
+            apply_retention(self.root, config)
             if self.local_root is not None:
                 retain_local(self.local_root, config.keep_ephemeral, self.root)
         except CheckpointError as error:

@@ -1,15 +1,15 @@
 """`glmforge evaluate MODEL --benchmark NAMES`: the score of a model on benchmarks."""
 
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from glmforge.cli.data.options import ForceOption
-from glmforge.cli.evaluate.model import ModelOptions, answering, identity_of, opened, server_of
+from glmforge.cli.evaluate.model import ModelOptions, benchmark_names, opened, refuse_ranks, server_of
 from glmforge.cli.evaluate.results import compare
 from glmforge.cli.signature import takes
 from glmforge.cli.tables import print_table, table
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from glmforge.evaluate.benchmarks.catalog import Benchmark
-    from glmforge.evaluate.benchmarks.endpoint_model import Server
     from glmforge.evaluate.benchmarks.harness import Asking
     from glmforge.evaluate.benchmarks.model import Generation
     from glmforge.evaluate.result import Score
@@ -66,7 +65,7 @@ def benchmarks(options: Options) -> None:
     """Score a model on benchmarks; every reply is kept, and a stopped evaluation resumes.
 
     Known benchmarks read the authors' own files from --data. Other tasks of lm-evaluation-harness load their data from
-    the hub. Before the start it says how many requests and tokens there are, and about how long they take.
+    the hub. Before the start it prints the number of requests and tokens, and about how long they take.
 
     Examples:
 
@@ -80,38 +79,32 @@ def benchmarks(options: Options) -> None:
 
         torchrun --nproc-per-node 4 -m glmforge evaluate runs/glm --benchmark mmlu --data d --out r --parallel ep=4
     """
-    from glmforge.evaluate.benchmarks import scorers  # first: its package quiets the progress bars of the harness
-
     with needed_for("evaluate"):
         import lm_eval  # noqa: F401
+    from glmforge.evaluate.benchmarks import scorers
     from glmforge.evaluate.benchmarks.catalog import open_benchmark
     from glmforge.evaluate.result import read_result
 
-    names = [name for text in options.benchmark for name in text.split(",") if name]
-    if not names:
-        raise GlmforgeError("--benchmark: name at least one")
+    names = benchmark_names(options.benchmark)
     if options.system and not options.chat:
         raise GlmforgeError("--system: a system message needs --chat")
-    server = server_of(options)
-    if server is not None and options.watch:
+    if server_of(options) is not None and options.watch:
         raise GlmforgeError("--watch: needs the directory of a run as the model, not a URL")
     if options.compare_baseline is not None:
         read_result(options.compare_baseline)
     scorers.unsafe_code = options.unsafe_code
-    chosen = [open_benchmark(name, options.data) for name in dict.fromkeys(names)]
+    chosen = [open_benchmark(name, options.data) for name in names]
     if options.watch:
         _watch(options, chosen)
     else:
-        _evaluate(options, chosen, server)
+        _evaluate(options, chosen)
 
 
 def _watch(options: Options, chosen: "Sequence[Benchmark]") -> None:
     from glmforge.evaluate.run import settings_of
     from glmforge.evaluate.watch import watch
-    from glmforge.runtime.launch import LaunchEnvironment
 
-    if LaunchEnvironment.read().world_size > 1:
-        raise GlmforgeError("--watch: runs in one process; start it without torchrun")
+    refuse_ranks("--watch")
 
     def evaluate(checkpoint: Path, out: Path) -> None:
         console.print(f"{checkpoint.name}:", highlight=False)
@@ -124,24 +117,17 @@ def _watch(options: Options, chosen: "Sequence[Benchmark]") -> None:
 
 
 def _asked(options: Options) -> "tuple[Asking, Generation]":
-    """How the items are asked and answered."""
+    """How the items are asked and answered: the options of the same names."""
     from glmforge.evaluate.benchmarks.harness import Asking
     from glmforge.evaluate.benchmarks.model import Generation
 
-    asking = Asking(chat=options.chat, system=options.system, num_fewshot=options.num_fewshot, limit=options.limit)
-    generation = Generation(
-        max_new_tokens=options.max_new_tokens,
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        num_samples=options.num_samples,
-        seed=options.seed,
-        thinking=options.thinking,
+    asking, generation = (
+        {one.name: getattr(options, one.name) for one in fields(kind)} for kind in (Asking, Generation)
     )
-    return asking, generation
+    return Asking(**asking), Generation(**generation)
 
 
-def _evaluate(options: Options, chosen: "Sequence[Benchmark]", server: "Server | None" = None) -> None:
+def _evaluate(options: Options, chosen: "Sequence[Benchmark]") -> None:
     """Evaluate one model and print its scores."""
     from glmforge.checkpoint.collective import rank, run_on_rank_zero
     from glmforge.evaluate.benchmarks.estimate import estimate
@@ -151,45 +137,36 @@ def _evaluate(options: Options, chosen: "Sequence[Benchmark]", server: "Server |
     from glmforge.evaluate.run import ask, finish, prepare, score_all, settings_of
     from glmforge.observe.units import counted
     from glmforge.observe.work_progress import work_progress
-    from glmforge.report.evaluation_page import write_result_page
+    from glmforge.report.evaluation_page import write_page
     from glmforge.runtime.launch import LaunchEnvironment
 
     asking, generation = _asked(options)
-    settings = settings_of(asking, generation, chosen)
+    settings, store = settings_of(asking, generation, chosen), None if options.dry_run else options.out
     is_main = LaunchEnvironment.read().is_main
     console = Console(stderr=True, quiet=not is_main, soft_wrap=True, markup=False, highlight=False)
-    with opened(options, server) as model:
-        identity = identity_of(model, options)
-        if not options.dry_run:
-            run_on_rank_zero(lambda: prepare(options.out, identity, settings, overwrite=options.force))
-        replies = ReplyStore(options.out, rank())
-        if options.dry_run:
-            replies.known.clear()  # they may be another model's
-        with work_progress("evaluating", 100, console) as show, nullcontext() if options.dry_run else replies:
-            answerer = answering(
-                model,
-                options,
-                replies,
-                generation,
-                is_chat=options.chat,
-                on_progress=lambda done, number: show(done, f"{done:,} of {number:,} requests"),
-            )
+    with opened(options, is_chat=options.chat) as model:
+        if store is not None:
+            run_on_rank_zero(lambda: prepare(store, model.identity, settings, overwrite=options.force))
+        with work_progress("evaluating", 100, console) as show, ReplyStore(store, rank()) as replies:
+
+            def progress(done: int, number: int) -> None:
+                show(done, f"{done:,} of {number:,} requests")
 
             def before(asked: list[list[Asked]]) -> bool:
-                if isinstance(answerer, EngineLM):
-                    told = str(estimate(answerer, asked))
+                if isinstance(answering, EngineLM):
+                    todo = str(estimate(answering, asked))
                 else:
-                    told = counted(sum(len(one.requests) for some in asked for one in some), "request")
-                console.print(f"to do: {told}")
+                    todo = counted(sum(len(one.requests) for some in asked for one in some), "request")
+                console.print(f"to do: {todo}")
                 return not options.dry_run
 
-            answered = ask(chosen, asking, answerer, before)
-    if options.dry_run or not is_main:  # the others have said what they had to
+            answering = model.answering(replies, generation, on_progress=progress)
+            answered = ask(chosen, asking, answering, before)
+    if options.dry_run or not is_main:
         return
-    source = options.model if server is None else f"{server.model} at {server.url}"
-    result = finish(options.out, source, identity, settings, *score_all(answered))
+    result = finish(options.out, model.source, model.identity, settings, *score_all(answered))
     print_table("", score_table(result.scores), Console())
-    typer.echo(f"{write_result_page(options.out, baseline=options.compare_baseline)}")
+    typer.echo(f"{write_page(options.out, baseline=options.compare_baseline)}")
     if options.compare_baseline is not None:
         compare(options.compare_baseline, options.out)
     for score in result.scores:
@@ -199,18 +176,12 @@ def _evaluate(options: Options, chosen: "Sequence[Benchmark]", server: "Server |
 
 def score_table(scores: "Sequence[Score]") -> "Table":
     """A row for each benchmark. Finished answers and cut ones stand beside the score that mixes them."""
+    from glmforge.evaluate.result import format_score
+
     rows = table("benchmark", "items", "score", "95 % interval", "finished", "cut", "chance", in_words=("benchmark",))
     for one in scores:
-        interval = "" if one.interval is None else f"{one.interval.low:.1%} to {one.interval.high:.1%}"
-        rows.add_row(
-            one.benchmark,
-            f"{one.num_items:,}" + (f" x {one.num_samples}" if one.num_samples > 1 else ""),
-            "none" if one.score is None else f"{one.score:.1%}",
-            interval,
-            "" if one.finished_score is None else f"{one.finished_score:.1%}",
-            f"{one.cut_share:.1%}" if one.num_finished is not None else "",
-            "" if one.chance is None else f"{one.chance:.0%}",
-        )
+        samples = f" x {one.num_samples}" if one.num_samples > 1 else ""
+        rows.add_row(escape(one.benchmark), f"{one.num_items:,}{samples}", *one.text)
         for name, value in one.extra.items():
-            rows.add_row(f"  {name}", "", f"{value:.1%}" if 0 <= value <= 1 else f"{value:.3f}", "", "", "", "")
+            rows.add_row(escape(f"  {name}"), "", format_score(value), "", "", "", "")
     return rows

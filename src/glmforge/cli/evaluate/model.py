@@ -1,10 +1,12 @@
-"""The model that an evaluation is of, and the options that say where it is: on the disk, or behind a URL."""
+"""The model that is evaluated, on the disk or behind a URL, and its options."""
 
 import os
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -13,13 +15,8 @@ from glmforge.errors import GlmforgeError
 from glmforge.extras import needed_for
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from glmforge.evaluate.benchmarks.endpoint_model import EndpointModel, Server
     from glmforge.evaluate.benchmarks.language_model import EngineLM
-    from glmforge.evaluate.benchmarks.model import Generation, Progress
-    from glmforge.evaluate.benchmarks.replies import ReplyStore
-    from glmforge.evaluate.open_model import OpenModel
 
 
 def _option(text: str, **kind: Any) -> Any:
@@ -48,11 +45,53 @@ class ModelOptions:
     timeout: Annotated[float, _option("With a URL: seconds to wait for an answer.", min=0.001)] = 600.0
 
 
+class Opened(NamedTuple):
+    """A model that is ready.
+
+    Attributes:
+        source: its name in results.
+        identity: distinguishes it from other models; how long it was trained, where that is known.
+        answering: takes replies and generation, and makes what answers the harness's requests.
+    """
+
+    source: str
+    identity: dict[str, Any]
+    answering: "Callable[..., EngineLM | EndpointModel]"
+
+
+@contextmanager
+def opened(options: ModelOptions, *, is_chat: bool) -> Iterator[Opened]:
+    """The model: on the disk, opened by all ranks together, or on a server."""
+    from glmforge.data.tokens.tokenizer import Tokenizer
+    from glmforge.evaluate.benchmarks.endpoint_model import EndpointModel
+    from glmforge.evaluate.benchmarks.language_model import EngineLM
+    from glmforge.evaluate.open_model import open_model
+    from glmforge.evaluate.run import trained_for
+    from glmforge.generate.config import EngineConfig
+    from glmforge.parallel.build import DTYPES
+
+    if (server := server_of(options)) is not None:
+        words = None if options.tokenizer is None else Tokenizer.load(options.tokenizer)
+        identity = {"server": server.url, "name": server.model, "tokenizer": str(options.tokenizer or "")}
+        yield Opened(f"{server.model} at {server.url}", identity, partial(EndpointModel, server, tokenizer=words))
+        return
+    config = EngineConfig(
+        cache_bytes=int(options.cache_gib * 2**30),
+        max_sequences=options.max_sequences,
+        max_step_tokens=max(512, options.max_sequences),
+    )
+    dtype = None if options.dtype is None else DTYPES[options.dtype.value]
+    where: dict[str, Any] = {"dtype": dtype, "device": options.device, "tokenizer": options.tokenizer}
+    with open_model(options.model, config, **where, parallel=options.parallel or ()) as model:
+        identity = model.identity | trained_for(options.model)
+        yield Opened(options.model, identity, partial(EngineLM, model.engine, is_chat=is_chat))
+
+
 def server_of(options: ModelOptions) -> "Server | None":
     """Where the model is, if it is a URL.
 
     Raises:
-        GlmforgeError: an option that the URL lacks, or that a model on the disk does not take.
+        GlmforgeError: the URL lacks an option, or a model on the disk has one of a server.
     """
     if "://" not in options.model:
         if given := next((name for name in ("model_name", "api_key_env") if getattr(options, name)), None):
@@ -62,68 +101,28 @@ def server_of(options: ModelOptions) -> "Server | None":
         raise GlmforgeError("a server needs --model-name, the name that it gives to the model (see its /v1/models)")
     with needed_for("evaluating a server"):
         from glmforge.evaluate.benchmarks.endpoint_model import Server
-    return Server(options.model, options.model_name, api_key(options.api_key_env), options.timeout, options.connections)
+    key = api_key(options.api_key_env, "--api-key-env")
+    return Server(options.model, options.model_name, key, options.timeout, options.connections)
 
 
-def api_key(variable: str) -> str:
-    """The key in an environment variable; "" where no variable is named."""
+def api_key(variable: str, option: str) -> str:
+    """The key in an environment variable; "" without a variable."""
     if variable and not os.environ.get(variable):
-        raise GlmforgeError(f"--api-key-env: the environment variable {variable} is not set")
+        raise GlmforgeError(f"{option}: the environment variable {variable} is not set")
     return os.environ.get(variable, "")
 
 
-def opened(options: ModelOptions, server: "Server | None") -> "AbstractContextManager[OpenModel | Server]":
-    """The model: on the disk, opened by all ranks, or the server."""
-    if server is not None:
-        return nullcontext(server)
-    import torch
-
-    from glmforge.evaluate.open_model import open_model
-    from glmforge.generate.config import EngineConfig
-
-    dtypes = {Dtype.bf16: torch.bfloat16, Dtype.fp32: torch.float32}
-    config = EngineConfig(
-        cache_bytes=int(options.cache_gib * 2**30),
-        max_sequences=options.max_sequences,
-        max_step_tokens=max(512, options.max_sequences),
-    )
-    return open_model(
-        options.model,
-        config,
-        dtype=None if options.dtype is None else dtypes[options.dtype],
-        device=options.device,
-        tokenizer=options.tokenizer,
-        parallel=options.parallel or (),
-    )
+def benchmark_names(given: Sequence[str]) -> list[str]:
+    """Each once. Raises `GlmforgeError` if there is none."""
+    names = list(dict.fromkeys(name for text in given for name in text.split(",") if name))
+    if not names:
+        raise GlmforgeError("--benchmark: name at least one")
+    return names
 
 
-def answering(
-    model: "OpenModel | Server",
-    options: ModelOptions,
-    replies: "ReplyStore",
-    generation: "Generation",
-    *,
-    is_chat: bool,
-    on_progress: "Progress | None" = None,
-) -> "EngineLM | EndpointModel":
-    """What answers the harness's requests with an opened model."""
-    from glmforge.data.tokens.tokenizer import Tokenizer
-    from glmforge.evaluate.benchmarks.language_model import EngineLM
-    from glmforge.evaluate.open_model import OpenModel
+def refuse_ranks(what: str) -> None:
+    """Raises `GlmforgeError` under torchrun."""
+    from glmforge.runtime.launch import LaunchEnvironment
 
-    if isinstance(model, OpenModel):
-        return EngineLM(model.engine, replies, generation, is_chat=is_chat, on_progress=on_progress)
-    from glmforge.evaluate.benchmarks.endpoint_model import EndpointModel
-
-    words = None if options.tokenizer is None else Tokenizer.load(options.tokenizer)
-    return EndpointModel(model, replies, generation, tokenizer=words, on_progress=on_progress)
-
-
-def identity_of(model: "OpenModel | Server", options: ModelOptions) -> dict[str, object]:
-    """What tells the model from others, and how long it was trained where that is known."""
-    from glmforge.evaluate.open_model import OpenModel
-    from glmforge.evaluate.run import trained_for
-
-    if isinstance(model, OpenModel):
-        return model.identity | trained_for(options.model)
-    return {"server": model.url, "name": model.model, "tokenizer": str(options.tokenizer or "")}
+    if LaunchEnvironment.read().world_size > 1:
+        raise GlmforgeError(f"{what}: runs in one process; start it without torchrun")

@@ -1,22 +1,22 @@
-"""`glmforge evaluate compare, failures, table, card, contamination`: what results say. They run no model."""
+"""`glmforge evaluate compare, failures, table, card, contamination`: they read results and run no model."""
 
 import csv
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from glmforge.cli.evaluate.model import benchmark_names
 from glmforge.cli.tables import print_table
 from glmforge.cli.tables import table as terminal_table
-from glmforge.errors import GlmforgeError
 from glmforge.extras import needed_for
+from glmforge.files import escaped
 
 if TYPE_CHECKING:
-    from glmforge.evaluate.history import Row
     from glmforge.report.page import Table
 
 ResultArgument = Annotated[Path, typer.Argument(help="Directory of a result.")]
@@ -26,23 +26,25 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def compare(old: ResultArgument, new: ResultArgument, out: PageOption = None, as_json: JsonOption = False) -> None:
-    """Compare two results item by item: difference, interval, test, items that flipped, why.
+    """Compare two results item by item: difference, interval, test, items that flipped, why; published scores.
 
     Example:
 
         glmforge evaluate compare results/step-1000 results/step-2000 --out difference.html
     """
     with needed_for("evaluate compare"):
-        from glmforge.evaluate.compare import compare_results
-    from glmforge.report.evaluation_page import comparison_table, explained, write_comparison_page
+        from glmforge.evaluate.compare import compare_results, not_compared
+    from glmforge.evaluate.official import official_of
+    from glmforge.report.evaluation_page import comparison_table, write_page
 
     found = compare_results(old, new)
     if out is not None:
-        write_comparison_page(old, new, out)
+        write_page(new, out, baseline=old)
     if as_json:
         return _print_json([{"verdict": one.verdict} | vars(one) for one in found])
-    sentences = (f"{one.benchmark}: {sentence}" for one in found for sentence in explained(one))
-    _print(comparison_table(found), sentences)
+    sentences = [f"{one.benchmark}: {sentence}" for one in found for sentence in one.explained()]
+    published = map(str, official_of(*(one.benchmark for one in found)))
+    return _print(comparison_table(found), [*sentences, *not_compared(old, new, found), *published])
 
 
 def failures(
@@ -57,21 +59,22 @@ def failures(
 
         glmforge evaluate failures results/glm --benchmark gsm8k --out failures.html
     """
-    from glmforge.evaluate.failures import KINDS, failures_of
-    from glmforge.report.evaluation_page import write_failures_page
+    with needed_for("evaluate failures"):
+        from glmforge.evaluate.failures import KINDS, failures_of
+        from glmforge.report.evaluation_page import write_page
     from glmforge.report.page import make_table
 
     found = failures_of(result, benchmark)
     if out is not None:
-        write_failures_page(result, out, benchmark)
+        write_page(result, out, benchmark=benchmark)
     if as_json:
         return _print_json(found)
     rows = [
         [one.benchmark, f"{len(one.failures):,} of {one.num_replies:,}", *(f"{one.kinds[kind]:,}" for kind in KINDS)]
         for one in found
     ]
-    sentences = (f"{one.benchmark}: {each.change}{each.gains}: {each.evidence}" for one in found for each in one.advice)
-    _print(make_table("", ("benchmark", "failed", *KINDS), rows), sentences)
+    sentences = [f"{one.benchmark}: {each}: {each.evidence}" for one in found for each in one.advice]
+    return _print(make_table("", ["benchmark", "failed", *KINDS], rows), sentences)
 
 
 def table(
@@ -79,28 +82,30 @@ def table(
     as_json: JsonOption = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
 ) -> None:
-    """Scores over runs and steps; the best of each benchmark is marked, where the results have the same questions.
+    """Scores over runs and steps, and published ones. The best is marked, where results have the same questions.
 
     Example:
 
         glmforge evaluate table results/step-*
     """
     from glmforge.evaluate.history import read_history
+    from glmforge.evaluate.official import official_of
     from glmforge.report.page import make_table
 
-    rows = read_history(results)
+    names, rows = read_history(results)
     if as_json:
         return _print_json(rows)
     if as_csv:
         writer = csv.DictWriter(sys.stdout, list(rows[0]))
         writer.writeheader()
         return writer.writerows(rows)
-    names = [key for key in rows[0] if f"{key}, best" in rows[0]]
     facts = ("result", "step", "tokens")
     cells = [
-        [*("" if row[key] is None else f"{row[key]}" for key in facts), *(_cell(row, n) for n in names)] for row in rows
+        [*("" if row[key] is None else f"{row[key]}" for key in facts), *(_cell(row, name) for name in names)]
+        for row in rows
     ]
-    return _print(make_table("score (finished replies, cut ones)", (*facts, *names), cells))
+    title = "score (finished replies, cut ones)"
+    return _print(make_table(title, [*facts, *names], cells), map(str, official_of(*names)))
 
 
 def card(
@@ -132,18 +137,17 @@ def contamination(
 
         glmforge evaluate contamination runs/glm --benchmark gsm8k,math500 --data data/eval --result results/glm
     """
+    names = benchmark_names(benchmark)
     with needed_for("evaluate contamination"):
         import lm_eval  # noqa: F401
     from glmforge.evaluate.benchmarks.catalog import open_benchmark, questions_of
     from glmforge.evaluate.contamination import documents_of, find_leaks
-    from glmforge.evaluate.result import read_items
+    from glmforge.evaluate.result import format_score, read_items
     from glmforge.report.page import make_table
 
-    names = dict.fromkeys(name for text in benchmark for name in text.split(",") if name)
-    if not names:
-        raise GlmforgeError("--benchmark: name at least one")
     items = [] if result is None else list(read_items(result))
-    questions = {name: questions_of(open_benchmark(name, data)) for name in names}
+    opened = [open_benchmark(name, data) for name in names]
+    questions = {one.name: questions_of(one) for one in opened}  # a task file is called otherwise in results
     leaks = find_leaks(questions, documents_of(sources, tokenizer))
     if as_json:
         return _print_json([{"leaks": one, "scores": one.scores(items)} for one in leaks])
@@ -152,24 +156,24 @@ def contamination(
             one.benchmark,
             *(f"{number:,}" for number in (one.num_items, one.num_searchable, len(one.found))),
             f"{len(one.found) / max(1, one.num_items):.2%}",
-            *("" if score is None else f"{score.mean:.1%}" for score in one.scores(items)),
+            *("" if score is None else format_score(score.mean) for score in one.scores(items)),
         ]
         for one in leaks
     ]
     titles = ("benchmark", "items", "searched for", "leaked", "share", "score", "without leaked", "of leaked")
-    _print(make_table("", titles, rows))
+    return _print(make_table("", titles, rows))
 
 
 def _print(given: "Table", sentences: Iterable[str] = ()) -> None:
-    """A table of a page on the terminal, and what there is to say of it."""
-    titles, console = [column.title.lower() for column in given.columns], Console()
+    """A page's table on the terminal, and sentences below it. Names in them may be from elsewhere."""
+    console, titles = Console(), [escape(escaped(column.title.lower())) for column in given.columns]
     words = [title for title, column in zip(titles, given.columns, strict=True) if not column.number]
-    rows = terminal_table(*map(escape, titles), in_words=words)
+    rows = terminal_table(*titles, in_words=words)
     for cells in given.rows:
-        rows.add_row(*(escape(cell.text) for cell in cells))
+        rows.add_row(*(escape(escaped(cell.text)) for cell in cells))
     print_table(escape(given.title), rows, console)
     for sentence in sentences:
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+        console.print(escaped(sentence), markup=False, highlight=False, soft_wrap=True)
 
 
 def _print_json(found: Sequence[object]) -> None:
@@ -178,10 +182,12 @@ def _print_json(found: Sequence[object]) -> None:
     typer.echo(to_json(found, indent=2, inf_nan_mode="null").decode(errors="replace"))
 
 
-def _cell(row: "Row", name: str) -> str:
+def _cell(row: dict[str, Any], name: str) -> str:
     """A score, with that of finished replies and the share of cut ones where replies were written."""
+    from glmforge.evaluate.result import format_score
+
     score, finished, cut = (row[name], row[f"{name}, finished"], row[f"{name}, cut"])
     if score is None:
         return ""
-    beside = "" if cut is None else f" ({'none' if finished is None else f'{finished:.0%}'}, {cut:.0%})"
-    return f"{score:.1%}{beside}{' *' if row[f'{name}, best'] else ''}"
+    beside = "" if cut is None else f" ({format_score(finished)}, {format_score(cut)})"
+    return f"{format_score(score)}{beside}{' *' if row[f'{name}, best'] else ''}"

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from glmforge.cli.data.options import ForceOption
-from glmforge.cli.evaluate.model import ModelOptions, answering, api_key, identity_of, opened, server_of
+from glmforge.cli.evaluate.model import ModelOptions, api_key, opened, refuse_ranks
 from glmforge.cli.signature import takes
 from glmforge.cli.tables import print_table, table
 from glmforge.errors import GlmforgeError
@@ -53,39 +54,36 @@ def safety(options: SafetyOptions) -> None:
     with needed_for("evaluate"):
         import lm_eval  # noqa: F401
     from glmforge.evaluate.benchmarks.endpoint_model import EndpointModel, Server
+    from glmforge.evaluate.benchmarks.local_data import digest_of
     from glmforge.evaluate.benchmarks.model import Generation
     from glmforge.evaluate.benchmarks.replies import ReplyStore
     from glmforge.evaluate.run import finish, prepare
-    from glmforge.evaluate.safety import measure, phrases_digest, read_requests
-    from glmforge.runtime.launch import LaunchEnvironment
+    from glmforge.evaluate.safety import measure, read_requests, refusal_phrases
 
     if bool(options.judge) != bool(options.judge_model):
         raise GlmforgeError("--judge and --judge-model: give both, or neither")
-    if LaunchEnvironment.read().world_size > 1:
-        raise GlmforgeError("evaluate safety: runs in one process; start it without torchrun")
+    refuse_ranks("evaluate safety")
     both = read_requests(options.data, options.limit)
-    server = server_of(options)
-    judge_key = api_key(options.judge_key_env)
+    judge_key = api_key(options.judge_key_env, "--judge-key-env")
     settings = {
         "max_new_tokens": options.max_new_tokens,
         "thinking": options.thinking,
         "judge": options.judge_model,
-        "phrases": phrases_digest(),
+        "phrases": digest_of([refusal_phrases()]),
         "requests": {asked.name: asked.data for asked in both},
     }
     generation = Generation(max_new_tokens=options.max_new_tokens, temperature=0.0, thinking=options.thinking)
-    with opened(options, server) as asked:
-        identity = identity_of(asked, options)
-        prepare(options.out, identity, settings, overwrite=options.force)
+    with opened(options, is_chat=True) as model:
+        prepare(options.out, model.identity, settings, overwrite=options.force)
         with ReplyStore(options.out) as replies, ReplyStore(options.out / "judge") as verdicts:
-            model = answering(asked, options, replies, generation, is_chat=True)
             judge = None
             if options.judge:
                 where = Server(options.judge, options.judge_model, judge_key, options.timeout, options.connections)
                 judge = EndpointModel(where, verdicts, Generation(temperature=0.0, thinking=False))
-            measured = [measure(requests, model, judge) for requests in both]
+            answering = model.answering(replies, generation)
+            measured = [measure(requests, answering, judge) for requests in both]
     items = [item for _, some in measured for item in some]
-    finish(options.out, options.model, identity, settings, [score for score, _ in measured], items)
+    finish(options.out, model.source, model.identity, settings, [score for score, _ in measured], items)
     print_table("", _table(items), Console())
 
 
@@ -99,7 +97,7 @@ def _table(items: "Sequence[Item]") -> "Table":
         cut = sum(item.is_cut for item in some) / len(some)
         for name, refused, agrees in rates(some):
             rows.add_row(
-                f"  {name}" if name else title,
+                escape(f"  {name}") if name else title,
                 f"{refused.num_items:,}",
                 f"{refused.mean:.1%}",
                 f"{refused.low:.1%} to {refused.high:.1%}",

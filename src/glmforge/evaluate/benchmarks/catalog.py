@@ -25,6 +25,7 @@ from glmforge.evaluate.benchmarks.local_data import Fields, Row, Source, digest_
 from glmforge.extras import needed_for
 from glmforge.files import shown
 
+datasets.disable_progress_bars()
 _STOCK = Path(lm_eval.__file__).parent / "tasks"
 _METRICS = [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}]
 _NEXT_STATEMENT = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")

@@ -16,10 +16,12 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+import lm_eval.api.task
 import numpy as np
 from lm_eval.api.instance import Instance
 from lm_eval.api.samplers import ContextSampler
 from lm_eval.api.task import ConfigurableTask
+from tqdm import tqdm
 
 from glmforge.errors import GlmforgeError
 from glmforge.evaluate.benchmarks.catalog import Benchmark
@@ -27,6 +29,8 @@ from glmforge.evaluate.benchmarks.model import Model, stop_strings, visible_answ
 from glmforge.evaluate.benchmarks.replies import Reply
 from glmforge.evaluate.result import Choice, Interval, Item, Score, Written
 from glmforge.evaluate.statistics import estimate, majority, pass_at_k
+
+lm_eval.api.task.tqdm = partial(tqdm, disable=True)  # a bar for each task; its switch is read once, often too early
 
 FEWSHOT_SEED = 1234
 """The harness's own, so that few-shot examples that are drawn are those of published scores."""

@@ -50,9 +50,10 @@ def function_calls(doc: Doc, answers: Sequence[str]) -> dict[str, float | str | 
         calls = parse_reply(answers[0]).tool_calls
     except MalformedReply:
         return {"right": 0.0, "malformed": 1.0, "extracted": None}
-    right = possible_calls(calls, json.loads(doc["functions"]), json.loads(doc["possible"]))
+    possible = json.loads(doc["possible"])
+    right = possible_calls(calls, json.loads(doc["functions"]), possible)
     said = json.dumps([{call.name: call.arguments} for call in calls], ensure_ascii=False)
-    return {"right": float(right), "malformed": 0.0, "extracted": said}
+    return {"right": float(right), "malformed": 0.0, "extracted": said if calls or not possible else None}
 
 
 def patch(doc: Doc, answers: Sequence[str]) -> dict[str, float | str | None]:

@@ -148,6 +148,8 @@ inline void weigh_values(
     int64_t at = 0;
     for (; at + 4 * LANES <= head_dim; at += 4 * LANES)
         add_values<ROWS, 4>(weights, values, num_keys, at, output, head_dim, LANES);
+    for (; at + 2 * LANES <= head_dim; at += 2 * LANES)
+        add_values<ROWS, 2>(weights, values, num_keys, at, output, head_dim, LANES);
     for (; at < head_dim; at += LANES)
         add_values<ROWS, 1>(weights, values, num_keys, at, output, head_dim, std::min<int64_t>(LANES, head_dim - at));
 }
@@ -205,8 +207,13 @@ void attend_to_chunk(const Attention<X>& a, const Block& block, int64_t chunk, S
     int64_t row = 0;
     for (; row + 4 <= num_rows; row += 4)
         weigh_values<4>(scores + row * CHUNK, values, num_keys, found.output + row * head_dim, head_dim);
-    for (; row < num_rows; row++)
-        weigh_values<1>(scores + row * CHUNK, values, num_keys, found.output + row * head_dim, head_dim);
+    const float* rest = scores + row * CHUNK;
+    float* output = found.output + row * head_dim;
+    switch (num_rows - row) {
+        case 3: weigh_values<3>(rest, values, num_keys, output, head_dim); break;
+        case 2: weigh_values<2>(rest, values, num_keys, output, head_dim); break;
+        case 1: weigh_values<1>(rest, values, num_keys, output, head_dim); break;
+    }
 }
 
 inline void clear(State state, int64_t num_rows, int64_t head_dim) {

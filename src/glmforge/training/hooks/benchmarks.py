@@ -1,4 +1,4 @@
-"""Have the model answer benchmarks every so many steps and after the last. How is the recipe's choice."""
+"""Have the model answer benchmarks at regular steps and after the last one. The recipe chooses how."""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -33,7 +33,7 @@ class BenchmarksHook(Hook):
         self.every_steps, self.asker = every_steps, asker
 
     def on_train_start(self, trainer: Trainer) -> None:
-        """Also lets a run go on that was stopped early and is no longer told to stop."""
+        """Also continues a run that was stopped early, once early stopping is removed from its configuration."""
         if trainer.config.observe.early_stopping is None:
             trainer.state.stopped = None
         with trainer.backend.evaluating() as model:

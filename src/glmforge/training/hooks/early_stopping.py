@@ -58,18 +58,19 @@ class EarlyStoppingHook(Hook):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best if math.isfinite(self.best) else None, "num_worse": self.num_worse}
+        best = self.best if math.isfinite(self.best) else None
+        return {"metric": self.config.metric, "best": best, "num_worse": self.num_worse}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """An empty state changes nothing."""
-        if not state:
+        """An empty state, or one of another metric, changes nothing."""
+        if not state or state.get("metric", self.config.metric) != self.config.metric:
             return
         self.best = math.inf if state["best"] is None else state["best"]
         self.num_worse = state["num_worse"]
 
     def _value(self, records: Sequence[Record]) -> float:
-        """The metric of the source that counts, or the mean, or of a benchmark the negative score; the lower, the
-        better. NaN, which never is an improvement, if one is, or if there is no score."""
+        """The lower, the better: the metric of the configured source, or the mean over all; of a benchmark the negative
+        score. NaN, which is never an improvement, if one of them is NaN or there is no score."""
         if not self.is_of_text:
             (record,) = (record for record in records if record["benchmark"] == self.config.metric)
             return -float(record.get("benchmark_score", math.nan))

@@ -86,6 +86,12 @@ def test_function_calls(possible, answer, right, malformed):
     assert (found["right"], found["malformed"]) == (right, malformed)
 
 
+@pytest.mark.parametrize(("possible", "extracted"), [([{"add": {"a": [3]}}], None), ([], "[]")])
+def test_a_reply_without_the_call_that_is_wanted_has_no_answer(possible, extracted):
+    doc = {"functions": json.dumps([FUNCTION]), "possible": json.dumps(possible)}
+    assert scorers.function_calls(doc, ["It is 3."])["extracted"] == extracted
+
+
 @pytest.mark.parametrize(
     ("answer", "patch"),
     [
