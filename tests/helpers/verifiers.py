@@ -86,7 +86,3 @@ def wait_for(begun, go):
 
 def count_words(prompt, reply, options):
     return options.get("worth", 1.0) * len(reply.split()) + len(prompt["messages"])
-
-
-def not_a_number(prompt, reply, options):
-    return float("nan")

@@ -79,7 +79,7 @@ def check_verifier(verifier: object) -> None:
     else:
         _check(verifier, "dataset", "the name of a family", lambda one: isinstance(one, str))
         _check(verifier, "entry", "a mapping with answer", lambda one: isinstance(one, Mapping) and "answer" in one)
-        _check(verifier | {"options": verifier.get("options", {})}, "options", "a mapping", _is_mapping)
+        _check({"options": {}, **verifier}, "options", "a mapping", _is_mapping)
 
 
 def check_runnable(kinds: Collection[str], *, unsafe_code: bool = False) -> None:
