@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -66,6 +67,16 @@ def unprintable():
 
 def flood():
     return "x" * (20 << 20)
+
+
+def seen(path, port):
+    """Whether a file is there, a secret of the environment, whether a port answers."""
+    try:
+        socket.create_connection(("127.0.0.1", port), 2).close()
+        connects = True
+    except OSError:
+        connects = False
+    return [Path(path).exists(), os.environ.get("API_KEY"), connects]
 
 
 def pid():

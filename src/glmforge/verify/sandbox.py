@@ -14,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +26,7 @@ MEMORY_BYTES = 1 << 30
 OUTPUT_BYTES = 1 << 16
 _SCRATCH_BYTES = 256 << 20
 """Of all files under /tmp; they lie in memory."""
+_NO_SANDBOX = "running a model's programs needs bubblewrap (apt install bubblewrap) and user namespaces"
 _SYSTEM_PYTHON = Path("/usr/bin/python3")
 
 
@@ -63,10 +65,7 @@ def run_program(
     if _has_sandbox():
         command = [*_sandbox(), *command]
     elif not unsafe:
-        raise GlmforgeError(
-            "running a model's programs needs bubblewrap (apt install bubblewrap) and user namespaces; "
-            "--unsafe-code runs them without a sandbox, as you"
-        )
+        raise GlmforgeError(f"{_NO_SANDBOX}; --unsafe-code runs them without a sandbox, as you")
     process = subprocess.Popen(
         [*command, "-c", _READ_PROGRAM],
         stdin=subprocess.PIPE,
@@ -111,9 +110,41 @@ def _python() -> str:
     return str(_SYSTEM_PYTHON if _SYSTEM_PYTHON.exists() else Path(sys.executable).resolve())
 
 
-@lru_cache(maxsize=1)
-def _sandbox() -> tuple[str, ...]:
-    """Arguments of bubblewrap in front of a command."""
+def sandboxed(packages: Iterable[Path]) -> list[str]:
+    """What stands in front of this interpreter and its arguments to run it in the sandbox, with its own libraries and
+    those in the directories `packages`; other files of the user are not there.
+
+    Raises:
+        GlmforgeError: there is no sandbox.
+    """
+    if not _has_sandbox():
+        raise GlmforgeError(f"{_NO_SANDBOX}, to keep what a reply makes a verifier execute from this machine")
+    paths = tuple(map(str, packages))
+    own = (sys.prefix, sys.base_prefix, *paths)
+    return [*_opened(own), *_sandbox(own), "--setenv", "PYTHONPATH", os.pathsep.join(paths)]
+
+
+def _opened(directories: Sequence[str]) -> list[str]:
+    """Root's own directories, such as /root, are closed to the user that its programs run as. There, what stands in
+    front of the sandbox puts an empty directory in the place of each closed one, with nothing but `directories`."""
+    parents = {parent for path in directories for parent in Path(path).parents}
+    closed = [parent for parent in sorted(parents) if os.geteuid() == 0 and not parent.stat().st_mode & 0o001]
+    outermost = [one for one in closed if not any(other in one.parents for other in closed)]
+    if not outermost:
+        return []
+    inside = [path for path in directories if any(one in Path(path).parents for one in outermost)]
+    between = sorted({one for path in inside for one in Path(path).parents if set(one.parents) & set(outermost)})
+    return [
+        *(shutil.which("bwrap") or "bwrap", "--die-with-parent", "--dev-bind", "/", "/"),
+        *(part for one in outermost for part in ("--tmpfs", str(one))),
+        *(part for one in between for part in ("--dir", str(one))),  # else open to root alone
+        *(part for path in inside for part in ("--ro-bind", path, path)),
+    ]
+
+
+@lru_cache
+def _sandbox(directories: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Arguments of bubblewrap in front of a command that may read these directories, too."""
     shown: list[str] = []
     for path in filter(Path.is_dir, map(Path, ("/usr", "/etc/alternatives"))):
         shown += ["--ro-bind", str(path), str(path)]
@@ -127,6 +158,7 @@ def _sandbox() -> tuple[str, ...]:
             shown += ["--ro-bind", str(path), str(path)]
     # A program with a user namespace of its own would have root's rights in it; bubblewrap before 0.8 cannot forbid it.
     no_namespaces = ("--unshare-user", "--disable-userns") if _knows("--disable-userns") else ()
+    own = [part for path in directories for part in ("--ro-bind", path, path)]
     size = ("--size", str(_SCRATCH_BYTES)) if _knows("--size") else ()
     # The kernel counts no processes of root, whatever the limit: a fork bomb would take the machine.
     other_user = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups") if os.geteuid() == 0 else ()
@@ -138,7 +170,7 @@ def _sandbox() -> tuple[str, ...]:
         *("--setenv", "PYTHONHASHSEED", "0"),
         *shown,
         *("--proc", "/proc", "--dev", "/dev", *size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
-        *(*size, "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/"),
+        *(*size, "--tmpfs", "/tmp", *own, "--chdir", "/tmp", "--remount-ro", "/"),
         *("--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"),
     )
 

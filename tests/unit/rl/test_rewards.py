@@ -1,5 +1,7 @@
 """Rewards composed of terms: their sum, and what becomes of a sample whose term fails."""
 
+import importlib.util
+
 import pytest
 from pydantic import ValidationError
 
@@ -7,6 +9,9 @@ from glmforge.config.rewards import RewardsConfig, RewardTerm
 from glmforge.errors import GlmforgeError
 from glmforge.rl.prompts import Prompt, Prompts
 from glmforge.rl.rewards import Rewards, ScoredText, Verdict
+from glmforge.verify import reasoning_gym, sandbox
+
+needs_sandbox = pytest.mark.skipif(not sandbox._has_sandbox(), reason="bubblewrap is not here, or may not run")
 
 
 def term(kind, **fields):
@@ -79,6 +84,31 @@ def test_a_verifier_that_fails_costs_its_sample_and_no_other(function, failed):
         assert last == Verdict(1.0, {"verifier": 0.0, "bad": 1.0})
         assert bad == Verdict(None, {"verifier": 1.0}, failed)
         assert sum(rewards.failures.values()) == 1
+
+
+@needs_sandbox
+def test_programs_run_in_the_sandbox_and_slow_ones_are_wrong():
+    tests = {"kind": "code", "tests": [{"stdin": "3", "stdout": "6"}]}
+    replies = ["print(2 * int(input()))", "while True: pass", "import os; os.kill(os.getppid(), 9)"]
+    with Rewards(config(term("verifier"), timeout_s=120.0, program_s=2.0), 2) as rewards:
+        samples = [sample(f"```python\n{reply}\n```", verifier=tests) for reply in replies]
+        assert [verdict.total for verdict in rewards.score(samples)] == [1.0, 0.0, 0.0]
+        assert not rewards.failures
+
+
+@needs_sandbox
+@pytest.mark.skipif(not importlib.util.find_spec("reasoning_gym"), reason="needs glmforge[reasoning-gym]")
+def test_a_reply_that_a_scorer_executes_does_not_leave_the_sandbox(tmp_path):
+    verifier = next(reasoning_gym.records("countdown", 1, 0))["verifier"]
+    mark = tmp_path / "mark"
+    replies = [verifier["entry"]["answer"], f"__import__('os').system('touch {mark}') or 7"]
+    for unsafe in (False, True):  # where it is allowed to, it does: the attack is real
+        with Rewards(config(term("verifier"), timeout_s=120.0, unsafe_code=unsafe), 1) as rewards:
+            samples = [sample(f"<think>.</think><answer>{reply}</answer>", verifier=verifier) for reply in replies]
+            right, attack = rewards.score(samples)
+        assert right.total == 1.0
+        assert attack.total < 0.1
+        assert mark.exists() is unsafe
 
 
 def test_scores_from_outside_must_be_there():

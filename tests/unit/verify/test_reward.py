@@ -132,10 +132,43 @@ def test_scorers_of_reasoning_gym(family):
     verifier = first["verifier"]
     check_verifier(verifier)
     answer = verifier["entry"]["answer"]
-    assert reward(verifier, f"<think>hm</think>It is <answer>\n{answer}\n</answer>.") == 1.0
-    assert reward(verifier, f"<think>hm</think>\\boxed{{{answer}}}") == 1.0
+    assert reward(verifier, f"<think>hm</think>It is <answer>\n{answer}\n</answer>.", unsafe_code=True) == 1.0
+    assert reward(verifier, f"<think>hm</think>\\boxed{{{answer}}}", unsafe_code=True) == 1.0
     for wrong in (f"<think><answer>{answer}</answer>", "<answer>no idea</answer>", "", "</answer><answer>"):
-        assert reward(verifier, wrong) < 0.1
+        assert reward(verifier, wrong, unsafe_code=True) < 0.1
+
+
+@needs_gym
+@needs_sandbox
+def test_scorers_that_execute_a_reply_do_it_in_the_sandbox(tmp_path):
+    """Countdown's hands the answer to sympy's parser, which evaluates it."""
+    mark = tmp_path / "mark"
+    verifier = next(reasoning_gym.records("countdown", 1, 0))["verifier"]
+    replies = [
+        verifier["entry"]["answer"],
+        f"__import__('os').system('touch {mark}') or 7",
+        f"open({str(__file__)!r}).read() and __import__('os')._exit(0)",
+        "__import__('os')._exit(0)",
+    ]
+    with pytest.raises(GlmforgeError, match="executes what a reply says"):
+        reward(verifier, "<answer>1</answer>")
+    tmp_path.chmod(0o777)
+    with Pool(1, timeout_s=120.0, packages=reasoning_gym.packages()) as pool:
+        calls = [(verifier, f"<answer>{reply}</answer>", 10.0, True) for reply in replies]
+        right, touches, reads, ends = pool.map("glmforge.verify.reward:reward", calls)
+    assert right == Outcome(1.0)
+    assert touches.value < 0.1
+    assert reads.value < 0.1, "the file is there"
+    assert ends == Outcome(None, "crash")
+    assert not mark.exists()
+    check_runnable({"reasoning_gym"})
+
+
+def test_scorers_that_execute_a_reply_need_the_sandbox(monkeypatch):
+    monkeypatch.setattr(sandbox, "_has_sandbox", lambda: False)
+    with pytest.raises(GlmforgeError, match="bubblewrap") as error:
+        Pool(packages=[])
+    assert "\n" not in str(error.value)
 
 
 @needs_gym

@@ -49,7 +49,7 @@ def test_a_directory_of_reasoning_gym(tokenizer, tmp_path):
     prompts = make_prompts(read_prompts([tmp_path / "messages"]), tokenizer)
     for prompt in prompts.prompts:
         answer = prompt.verifier["entry"]["answer"]
-        assert reward(prompt.verifier, f"<think>.</think><answer>{answer}</answer>") == 1.0
+        assert reward(prompt.verifier, f"<think>.</think><answer>{answer}</answer>", unsafe_code=True) == 1.0
     path.unlink()
     assert make_reasoning_gym(families, 5, tmp_path, seed=3) == report
     assert not path.exists(), "done before"
