@@ -33,7 +33,8 @@ def fail():
 
 
 def devour():
-    return len([bytearray(1 << 26) for _ in range(10_000)])
+    """3 GiB."""
+    return len([bytearray(1 << 26) for _ in range(48)])
 
 
 def talk(x):

@@ -46,7 +46,7 @@ def test_the_reward_is_the_weighted_sum():
     samples = [
         sample(RIGHT),
         sample("It is \\boxed{8}.", num_tokens=90, thinking=False),
-        sample("七八九" * 60 + "\\boxed{7}", num_tokens=100, is_cut=True),
+        sample("七八九" * 60 + "\\boxed{7}", num_tokens=100, is_cut=True, thinking=False),
     ]
     with Rewards(config(*ALL), 2) as rewards:
         verdicts = rewards.score(samples, {"taste": [0.25, -3.0, 0.0]})
