@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -32,7 +33,8 @@ def fail():
 
 
 def devour():
-    return len([bytearray(1 << 26) for _ in range(10_000)])
+    """3 GiB."""
+    return len([bytearray(1 << 26) for _ in range(48)])
 
 
 def talk(x):
@@ -68,6 +70,16 @@ def flood():
     return "x" * (20 << 20)
 
 
+def seen(path, port):
+    """Whether a file is there, a secret of the environment, whether a port answers."""
+    try:
+        socket.create_connection(("127.0.0.1", port), 2).close()
+        connects = True
+    except OSError:
+        connects = False
+    return [Path(path).exists(), os.environ.get("API_KEY"), connects]
+
+
 def pid():
     return os.getpid()
 
@@ -86,7 +98,3 @@ def wait_for(begun, go):
 
 def count_words(prompt, reply, options):
     return options.get("worth", 1.0) * len(reply.split()) + len(prompt["messages"])
-
-
-def not_a_number(prompt, reply, options):
-    return float("nan")

@@ -69,7 +69,9 @@ class RewardsConfig(Strict):
         default=4 << 30, ge=1 << 28, description="address space of each process that computes terms"
     )
     unsafe_code: bool = Field(
-        default=False, description="without bubblewrap, run the replies' programs without a sandbox, as you"
+        default=False,
+        description="run replies' programs (where there is no bubblewrap) and reasoning-gym's scorers, which execute "
+        "what a reply says, without a sandbox, as you",
     )
 
     @model_validator(mode="after")

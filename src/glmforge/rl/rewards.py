@@ -9,6 +9,7 @@ Scores of reward models come from outside: they need the model, which is sharded
 
 import math
 import os
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -20,6 +21,7 @@ from glmforge.errors import GlmforgeError
 from glmforge.files import shown
 from glmforge.rl.prompts import Prompt, Prompts
 from glmforge.runtime.waiting import result_of
+from glmforge.verify import reasoning_gym
 from glmforge.verify.pool import Outcome, Pool
 from glmforge.verify.reward import check_runnable
 from glmforge.verify.text import length_penalty
@@ -62,13 +64,19 @@ class Rewards:
         self.config = config
         self.failures: Counter[str] = Counter()
         """How many samples failed so far, by term and kind of failure."""
-        self._pool = Pool(num_processes or os.cpu_count() or 1, config.timeout_s, config.memory_bytes)
+        self._limits = num_processes or os.cpu_count() or 1, config.timeout_s, config.memory_bytes
+        self._pool = Pool(*self._limits)
+        self._sandboxed: Pool | None = None
+        """For scorers of reasoning-gym, which execute what a reply says."""
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._pool.close()
+        if self._sandboxed is not None:
+            self._sandboxed.close()
 
     @property
     def given_from_outside(self) -> tuple[RewardTerm, ...]:
@@ -105,8 +113,11 @@ class Rewards:
             case "verifier":
                 if prompt.verifier is None:
                     return Outcome(failed="the prompt has no verifier")
-                limits = self.config.program_s, self.config.unsafe_code
-                return self._pool.submit("glmforge.verify.reward:reward", prompt.verifier, reply, *limits)
+                pool, is_unsafe = self._pool, self.config.unsafe_code
+                if prompt.verifier["kind"] == "reasoning_gym" and not is_unsafe:
+                    pool, is_unsafe = self._sandboxed_pool(), True  # in the sandbox
+                limits = self.config.program_s, is_unsafe
+                return pool.submit("glmforge.verify.reward:reward", prompt.verifier, reply, *limits)
             case "format":
                 if sample.is_cut:
                     return Outcome(0.0)
@@ -123,6 +134,12 @@ class Rewards:
                 return self._pool.submit(str(term.function), prompt.record(), reply, term.options)
             case "reward_model":
                 return Outcome()
+
+    def _sandboxed_pool(self) -> Pool:
+        with self._lock:
+            if self._sandboxed is None:
+                self._sandboxed = Pool(*self._limits, packages=reasoning_gym.packages())
+            return self._sandboxed
 
     def _verdict(
         self, begun: Sequence[Future[Outcome] | Outcome], number: int, given: Mapping[str, Sequence[float]]

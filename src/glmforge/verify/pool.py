@@ -7,8 +7,9 @@ A worker that takes too long, ends or outgrows its memory is killed and replaced
 no other call is lost.
 
 The clock of a call starts when its worker begins it: neither waiting for a worker nor its start nor the import of the
-function's module count. What a call prints goes to stderr. Workers end with the process that started them, also if it
-is killed (`PR_SET_PDEATHSIG`), and are process groups, so a call's children end with its worker.
+function's module count. What a call prints goes to stderr, or from the sandbox nowhere. Workers end with the process
+that started them, also if it is killed (`PR_SET_PDEATHSIG`), and are process groups, so a call's children end with its
+worker.
 """
 
 import ctypes
@@ -22,13 +23,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from glmforge.runtime.waiting import as_done, result_of
+from glmforge.verify.sandbox import sandboxed
 
 TIMEOUT_S = 30.0
 MEMORY_BYTES = 4 << 30
@@ -41,8 +44,10 @@ _MAX_CALLS = 1000
 _MAX_BYTES = 16 << 20
 """Of an answer."""
 _MAX_MESSAGE = 300
+_MAX_PROCESSES = 64
 _PR_SET_PDEATHSIG = 1
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+_ONE_THREAD = [part for name in _THREADS for part in ("--setenv", name, "1")]
 
 
 @dataclass(frozen=True)
@@ -61,10 +66,22 @@ class Pool:
     Args:
         timeout_s: of one call.
         memory_bytes: address space of a worker.
+        packages: run the workers in the sandbox of `verify.sandbox`, with these directories of packages, and with
+            nothing else of the user's: for functions that may be made to execute what a reply says.
+
+    Raises:
+        GlmforgeError: there is no sandbox.
     """
 
-    def __init__(self, num_processes: int = 1, timeout_s: float = TIMEOUT_S, memory_bytes: int = MEMORY_BYTES) -> None:
+    def __init__(
+        self,
+        num_processes: int = 1,
+        timeout_s: float = TIMEOUT_S,
+        memory_bytes: int = MEMORY_BYTES,
+        packages: Sequence[Path] | None = None,
+    ) -> None:
         self._timeout_s, self._memory_bytes = timeout_s, memory_bytes
+        self._sandbox = None if packages is None else [*sandboxed(packages), *_ONE_THREAD]
         # A worker dies with the thread that started it, as the kernel counts parents: these live as long as the pool.
         self._threads = ThreadPoolExecutor(num_processes, thread_name_prefix="verify-pool")
         self._workers: dict[int, _Worker] = {}  # by thread
@@ -122,7 +139,7 @@ class Pool:
             if self._is_closed:
                 return None
             if me not in self._workers:
-                self._workers[me] = _Worker(self._memory_bytes)
+                self._workers[me] = _Worker(self._memory_bytes, self._sandbox)
             return self._workers[me]
 
 
@@ -135,13 +152,16 @@ def _cancel(futures: Iterable[Future[Outcome]]) -> None:
 class _Worker:
     """The other end of the socket, which one thread uses at a time; `kill` may come from any."""
 
-    def __init__(self, memory_bytes: int) -> None:
+    def __init__(self, memory_bytes: int, sandbox: list[str] | None) -> None:
         self._socket, theirs = socket.socketpair()
         with theirs:
+            # In the sandbox process ids are others, and the sandbox ends with its parent by itself.
+            numbers = theirs.fileno(), os.getpid() if sandbox is None else 0, memory_bytes
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, *map(str, (theirs.fileno(), os.getpid(), memory_bytes))],
+                [*(sandbox or ()), sys.executable, "-m", __name__, *map(str, numbers)],
                 stdin=subprocess.DEVNULL,
-                stdout=2,
+                stdout=2 if sandbox is None else subprocess.DEVNULL,
+                stderr=None if sandbox is None else subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **dict.fromkeys(_THREADS, "1"), "CUDA_VISIBLE_DEVICES": ""},
                 start_new_session=True,
@@ -222,9 +242,13 @@ def _answer(channel: socket.socket, number: int, name: str, arguments: list[Any]
 
 
 def _main(descriptor: int, parent: int, memory_bytes: int) -> None:
+    """`parent` is 0 in the sandbox."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before
+    if parent and os.getppid() != parent:  # it died before
         return
+    if not parent:
+        resource.setrlimit(resource.RLIMIT_NPROC, (_MAX_PROCESSES, _MAX_PROCESSES))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (_MAX_BYTES, _MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.set_inheritable(descriptor, False)

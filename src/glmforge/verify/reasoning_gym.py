@@ -1,12 +1,17 @@
 """Problems of reasoning-gym with its own scorers (arXiv:2505.24760): over 100 families of puzzles, made from seeds.
 
+**Scorers execute what a reply says**: several pass the answer to `eval` or to sympy's parser, which evaluates it. So
+`score` belongs into a `pool.Pool` in the sandbox, with `packages()`.
+
 A record keeps the whole entry, not its seed, so that another version of the package does not change the right answer.
 """
 
+import importlib.util
 import json
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from glmforge.errors import DataError
@@ -52,6 +57,13 @@ def score(verifier: Mapping[str, Any], reply: str) -> float:
     answer = _answer(after_reasoning(reply))
     dataset = _dataset(verifier["dataset"], json.dumps({**verifier.get("options", {}), "size": 1, "seed": 0}))
     return min(1.0, max(0.0, float(dataset.score_answer(answer, verifier["entry"]))))
+
+
+def packages() -> list[Path]:
+    """The directories of packages that a sandboxed pool needs for `score`, beside the interpreter's own."""
+    found = [importlib.util.find_spec(name) for name in ("glmforge", "reasoning_gym")]
+    places = [Path(spec.origin).parents[1] for spec in found if spec is not None and spec.origin is not None]
+    return list(dict.fromkeys(places))
 
 
 def _answer(text: str) -> str | None:

@@ -9,9 +9,11 @@ A record's `verifier` says how replies to it are judged, by its `kind`:
     code                         `tests`: the program passes all; see `code`
     reasoning_gym                `dataset`, `entry`: the score of the family; see `reasoning_gym`
 
-Kinds mathematics and reasoning_gym may run for ever on hostile answers: have them called by `pool.Pool`.
+Kinds mathematics and reasoning_gym may run for ever on hostile answers, and reasoning_gym executes them: have them
+called by `pool.Pool`, the latter in the sandbox.
 """
 
+import importlib
 import logging
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -23,6 +25,7 @@ from glmforge.verify import reasoning_gym
 from glmforge.verify.answers import after_reasoning, final_answer, same_answer
 from glmforge.verify.code import PROGRAM_S, passes_tests, program_of
 from glmforge.verify.mathematics import _MAX_CHARACTERS, _SPACE
+from glmforge.verify.pool import Pool
 from glmforge.verify.reply import MalformedReply, parse_reply
 from glmforge.verify.sandbox import OUTPUT_BYTES, run_program
 from glmforge.verify.tool_calls import same_calls
@@ -38,7 +41,7 @@ def reward(verifier: Mapping[str, Any], reply: str, program_s: float = PROGRAM_S
         verifier: a record's, as `check_verifier` accepts it.
         reply: the model's text, reasoning included or not.
         program_s: seconds for all tests of a program; one that takes longer is wrong.
-        unsafe_code: run programs without a sandbox where there is none.
+        unsafe_code: run programs without a sandbox where there is none, and kind reasoning_gym in this process.
 
     Raises:
         GlmforgeError: an unknown kind, a missing package, no sandbox.
@@ -58,6 +61,11 @@ def reward(verifier: Mapping[str, Any], reply: str, program_s: float = PROGRAM_S
             tests = verifier["tests"]
             return float(passes_tests(program_of(reply), tests, seconds=program_s, unsafe=unsafe_code))
         case "reasoning_gym":
+            if not unsafe_code:
+                raise GlmforgeError(
+                    "reasoning-gym executes what a reply says: call it in a sandboxed pool (unsafe_code true), with "
+                    "reasoning_gym.packages()"
+                )
             return reasoning_gym.score(verifier, reply)
         case kind:
             raise GlmforgeError(f"verifier: unknown kind '{shown(kind)}'; choose one of {', '.join(KINDS)}")
@@ -79,7 +87,7 @@ def check_verifier(verifier: object) -> None:
     else:
         _check(verifier, "dataset", "the name of a family", lambda one: isinstance(one, str))
         _check(verifier, "entry", "a mapping with answer", lambda one: isinstance(one, Mapping) and "answer" in one)
-        _check(verifier | {"options": verifier.get("options", {})}, "options", "a mapping", _is_mapping)
+        _check({"options": {}, **verifier}, "options", "a mapping", _is_mapping)
 
 
 def check_runnable(kinds: Collection[str], *, unsafe_code: bool = False) -> None:
@@ -89,7 +97,14 @@ def check_runnable(kinds: Collection[str], *, unsafe_code: bool = False) -> None
             import math_verify  # noqa: F401
     if "reasoning_gym" in kinds:
         with needed_for("verifier 'reasoning_gym'"):
-            import reasoning_gym  # noqa: F401
+            importlib.import_module("reasoning_gym")
+        if not unsafe_code:
+            with Pool(packages=reasoning_gym.packages()) as pool:
+                if pool.submit("builtins:len", []).result().failed:
+                    raise GlmforgeError(
+                        "verifier 'reasoning_gym': the sandbox cannot read Python's packages; move them out of a "
+                        "private directory, or set rewards.unsafe_code"
+                    )
     if "code" in kinds:
         run_program("", unsafe=unsafe_code)
 

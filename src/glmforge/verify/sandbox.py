@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,6 +27,7 @@ _FILE_BYTES = 10 << 20
 """Of a file that a program writes. Its output goes to files, so that this stops a program that never stops writing."""
 _SCRATCH_BYTES = 256 << 20
 """Of all files under /tmp; they lie in memory."""
+_NO_SANDBOX = "running a model's programs needs bubblewrap (apt install bubblewrap) and user namespaces"
 _SYSTEM_PYTHON = Path("/usr/bin/python3")
 _READ_PROGRAM = (
     "import sys; n = int(sys.stdin.buffer.readline()); s = sys.stdin.buffer.read(n).decode(); "
@@ -95,10 +97,7 @@ def run_program(
 def _command(timeout_s: float, memory_bytes: int, *, unsafe: bool) -> list[str]:
     """What runs an interpreter within limits, and in the sandbox if there is one."""
     if not (is_safe := _has_sandbox()) and not unsafe:
-        raise GlmforgeError(
-            "running a model's programs needs bubblewrap (apt install bubblewrap) and user namespaces; "
-            "--unsafe-code runs them without a sandbox, as you"
-        )
+        raise GlmforgeError(f"{_NO_SANDBOX}; --unsafe-code runs them without a sandbox, as you")
     if (prlimit := shutil.which("prlimit")) is None:
         raise GlmforgeError("running programs needs prlimit (package util-linux)")
     seconds = max(1, round(timeout_s)) + 1
@@ -113,14 +112,47 @@ def _python() -> str:
     return str(_SYSTEM_PYTHON if _SYSTEM_PYTHON.exists() else Path(sys.executable).resolve())
 
 
-@lru_cache(maxsize=1)
-def _sandbox() -> tuple[str, ...]:
-    """Arguments of bubblewrap in front of a command."""
+def sandboxed(packages: Iterable[Path]) -> list[str]:
+    """What stands in front of this interpreter and its arguments to run it in the sandbox, with its own libraries and
+    those in the directories `packages`; other files of the user are not there.
+
+    Raises:
+        GlmforgeError: there is no sandbox.
+    """
+    if not _has_sandbox():
+        raise GlmforgeError(f"{_NO_SANDBOX}, to keep what a reply makes a verifier execute from this machine")
+    paths = tuple(map(str, packages))
+    own = (sys.prefix, sys.base_prefix, *paths)
+    return [*_opened(own), *_sandbox(own), "--setenv", "PYTHONPATH", os.pathsep.join(paths)]
+
+
+def _opened(directories: Sequence[str]) -> list[str]:
+    """Root's own directories, such as /root, are closed to the user that its programs run as. There, what stands in
+    front of the sandbox puts an empty directory in the place of each closed one, with nothing but `directories`."""
+    parents = {parent for path in directories for parent in Path(path).parents}
+    closed = [parent for parent in sorted(parents) if os.geteuid() == 0 and not parent.stat().st_mode & 0o001]
+    outermost = [one for one in closed if not any(other in one.parents for other in closed)]
+    if not outermost:
+        return []
+    inside = [path for path in directories if any(one in Path(path).parents for one in outermost)]
+    between = sorted({one for path in inside for one in Path(path).parents if set(one.parents) & set(outermost)})
+    return [
+        *(shutil.which("bwrap") or "bwrap", "--die-with-parent", "--dev-bind", "/", "/"),
+        *(part for one in outermost for part in ("--tmpfs", str(one))),
+        *(part for one in between for part in ("--dir", str(one))),  # else open to root alone
+        *(part for path in inside for part in ("--ro-bind", path, path)),
+    ]
+
+
+@lru_cache
+def _sandbox(directories: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Arguments of bubblewrap in front of a command that may read these directories, too."""
     shown = ["/usr", "/etc/alternatives", "/bin", "/lib", "/lib64"]
     if not _python().startswith("/usr/"):
         shown.append(str(sysconfig.get_config_var("prefix")))
     # A program with a user namespace of its own would have root's rights in it; bubblewrap before 0.8 cannot forbid it.
     no_namespaces = ("--unshare-user", "--disable-userns") if _knows("--disable-userns") else ()
+    own = [part for path in directories for part in ("--ro-bind", path, path)]
     size = ("--size", str(_SCRATCH_BYTES)) if _knows("--size") else ()
     # The kernel does not limit the processes of root: a fork bomb would take the machine.
     other_user = ("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups") if os.geteuid() == 0 else ()
@@ -132,7 +164,7 @@ def _sandbox() -> tuple[str, ...]:
         *("--setenv", "PYTHONHASHSEED", "0"),
         *(part for path in shown for part in ("--ro-bind-try", path, path)),
         *("--proc", "/proc", "--dev", "/dev", *size, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"),
-        *(*size, "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/"),
+        *(*size, "--tmpfs", "/tmp", *own, "--chdir", "/tmp", "--remount-ro", "/"),
         *("--uid", "65534", "--gid", "65534", "--cap-drop", "ALL"),
     )
 

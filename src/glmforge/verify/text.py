@@ -61,4 +61,4 @@ def _scripts(text: str) -> Counter[str]:
 def length_penalty(num_tokens: int, max_tokens: int, soft_tokens: int) -> float:
     """0 up to `max_tokens - soft_tokens` tokens, from there falling to -1 at `max_tokens`: the soft overlong punishment
     of DAPO (arXiv:2503.14476, equation 13)."""
-    return -min(1.0, max(0.0, (num_tokens - (max_tokens - soft_tokens)) / soft_tokens))
+    return max(-1.0, min(0.0, (max_tokens - soft_tokens - num_tokens) / soft_tokens))

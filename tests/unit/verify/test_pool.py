@@ -2,18 +2,24 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import glmforge
+import helpers
 from glmforge.runtime.process import identify, is_alive
 from glmforge.verify import pool as pool_module
+from glmforge.verify import sandbox
 from glmforge.verify.pool import Outcome, Pool
 
+needs_sandbox = pytest.mark.skipif(not sandbox._has_sandbox(), reason="bubblewrap is not here, or may not run")
 GOOD = "helpers.verifiers:double"
 
 
@@ -121,11 +127,14 @@ def test_waiting_in_the_queue_is_no_time_out(small_pool, monkeypatch, tmp_path):
     now = SimpleNamespace(value=0.0)
     monkeypatch.setattr(pool_module, "time", SimpleNamespace(monotonic=lambda: now.value))
     first = small_pool.submit(bad("wait_for"), str(tmp_path / "begun"), str(tmp_path / "go"))
-    second = small_pool.submit(GOOD, 3)
-    wait_until(lambda: (tmp_path / "begun").exists(), "it does not begin")
+    second = small_pool.submit(bad("wait_for"), str(tmp_path / "begun2"), str(tmp_path / "go2"))
+    wait_until((tmp_path / "begun").exists, "it does not begin")
     now.value = 1000.0
     (tmp_path / "go").touch()
-    assert (first.result(), second.result()) == (Outcome("done"), Outcome(6))
+    wait_until((tmp_path / "begun2").exists, "it does not begin")
+    time.sleep(0.05)  # for a pool that counts the queue to give up
+    (tmp_path / "go2").touch()
+    assert (first.result(), second.result()) == (Outcome("done"), Outcome("done"))
 
 
 def test_workers_are_replaced_after_many_calls(monkeypatch):
@@ -152,6 +161,62 @@ def test_leaving_early_cancels_what_waits(small_pool, tmp_path):
     assert next(outcomes) == Outcome("done")
     outcomes.close()
     assert small_pool.submit(GOOD, 1).result() == Outcome(2)
+
+
+@needs_sandbox
+def test_the_sandbox_hides_the_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("API_KEY", "secret")
+    (tmp_path / "secret").touch()
+    packages = [Path(helpers.__file__).parents[1], Path(glmforge.__file__).parents[1]]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        arguments = str(tmp_path / "secret"), server.getsockname()[1]
+        with Pool(1, timeout_s=120.0, memory_bytes=1 << 30) as pool:
+            assert pool.submit(bad("seen"), *arguments).result() == Outcome([True, "secret", True])
+        with Pool(1, timeout_s=120.0, memory_bytes=1 << 30, packages=packages) as pool:
+            assert pool.submit(bad("seen"), *arguments).result() == Outcome([False, None, False])
+            assert pool.submit(bad("devour")).result() == Outcome(None, "crash")
+            assert pool.submit(bad("end")).result() == Outcome(None, "crash")
+            assert pool.submit(GOOD, 2).result() == Outcome(4)
+
+
+@needs_sandbox
+def test_a_sandboxed_worker_ends_with_its_pool_and_with_a_parent_that_is_killed():
+    script = (
+        "import sys, time\n"
+        "from glmforge.verify.pool import Pool\n"
+        "def outer(pool):\n"
+        "    assert pool.submit('builtins:len', [1]).result().value == 1\n"
+        "    return next(iter(pool._workers.values()))._process.pid\n"
+        f"with Pool(1, packages={[str(Path(glmforge.__file__).parents[1])]!r}) as pool:\n"
+        "    print(outer(pool), flush=True)\n"
+        "pool = Pool(1, packages=sys.argv[1:])\n"
+        "print(outer(pool), flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", script, str(Path(glmforge.__file__).parents[1])]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            closed, living = (int(parent.stdout.readline()) for _ in range(2))
+            pids = [int(one.name) for one in Path("/proc").iterdir() if one.name.isdigit()]
+            inner = [pid for pid in pids if is_below(pid, living)]
+        finally:
+            parent.kill()
+    assert is_gone(closed)
+    assert inner, "processes of the sandbox"
+    for pid in (living, *inner):
+        wait_until(lambda pid=pid: is_gone(pid), "a sandboxed worker lives without its parent")
+
+
+def is_below(pid, ancestor):
+    """Whether a process is a child of another, or a child's child."""
+    while pid > 1:
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return False
+        if pid == ancestor:
+            return True
+    return False
 
 
 @pytest.mark.parametrize("calls", ["hang", "idle"])

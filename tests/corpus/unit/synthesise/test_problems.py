@@ -110,6 +110,7 @@ def test_tool_calls_earn_a_reward_in_glm_format_only():
     record = make_problem(1, "tools", 3, 0).record()
     right = record["messages"][1]["tool_calls"]
     text = render([{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": right}])
+    text = text.rpartition("<|assistant|>")[2]
     assert reward(record["verifier"], text) == 1.0
     assert reward(record["verifier"], text.replace("</tool_call>", "", 1)) == 0.0
     assert reward(record["verifier"], json.dumps(record["verifier"]["calls"])) == 0.0
