@@ -81,7 +81,10 @@ def test_a_prompt_that_fails_midway(run: Path, tmp_path: Path, number: int) -> N
     """What it has of the answer, and why there is no more."""
     (tmp_path / "grammar").write_text('start: "abc" <|user|>')
     result = generate(run, "--prompt", "x", "--grammar", tmp_path / "grammar", "-n", number)
-    assert result.stdout == "abc\n" * number
+    lines = result.stdout.splitlines()
+    assert len(lines) == number
+    assert "abc" in lines
+    assert all("abc".startswith(line) for line in lines)  # samples wait for their grammars, each as long as it takes
     assert isinstance(result.exception, GlmforgeError)
     assert "it allows only excluded tokens" in str(result.exception)
 
