@@ -128,7 +128,18 @@ def start_job(
     ranks = [
         context.Process(
             target=_rank_main,
-            args=(r, world_size, port, config_path, overrides_of_rank(r), logs[r], steps[r], stop_after, hosts, hook_of),
+            args=(
+                r,
+                world_size,
+                port,
+                config_path,
+                overrides_of_rank(r),
+                logs[r],
+                steps[r],
+                stop_after,
+                hosts,
+                hook_of,
+            ),
         )
         for r in range(world_size)
     ]

@@ -18,6 +18,7 @@ from glmforge.data.tokens.model_ids import with_ids_of
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import ConfigError
 from glmforge.objectives.value import ValueObjective
+from glmforge.observe.run import RunDirectory
 from glmforge.parallel.build import build_model
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World
@@ -75,7 +76,7 @@ class RlRecipe(Recipe):
             self._critic = NativeBackend.build(self._critic_config(config), self.world)
         speaks = all(self.world.axis_rank(axis) == 0 for axis in ("tp", "pp", "cp"))
         written = SampleFiles(
-            config.output_dir / "rollouts",
+            RunDirectory(config.output_dir).rollouts,
             self.world.data_rank if speaks else None,
             self.world.layout.data_ranks,
             self.prompt,
