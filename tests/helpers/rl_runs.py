@@ -29,6 +29,10 @@ def distinct(record: Mapping[str, Any], reply: str, options: Mapping[str, Any]) 
     return len(set(reply)) / max(1, len(reply))
 
 
+def says_e(record: Mapping[str, Any], reply: str, options: Mapping[str, Any]) -> float:
+    return float("e" in reply)
+
+
 def write_prompts(path: Path, number: int = 40, **fields: Any) -> Path:
     lines = (json.dumps({"prompt": f"what is {one}?", "source": "even" if one % 2 == 0 else "odd"} | fields) + "\n"
              for one in range(number))  # fmt: skip
@@ -37,7 +41,7 @@ def write_prompts(path: Path, number: int = 40, **fields: Any) -> Path:
 
 
 def rl_config(data: TinyData, output_dir: Path, prompts: Path, steps: int = 6, **sections: Any) -> RunConfig:
-    """Four groups of four answers a step, two steps a rollout; answers are over-sampled and go on later; a reference."""
+    """Four groups of four answers a step, two steps a rollout; some answers go on later; a reference."""
     rollout = {"group_size": 4, "max_new_tokens": 12, "cache_bytes": 1 << 22, "thinking": False}
     rollout |= {"partial": True, "over_sampling": 1.5, "max_sequences": 6}
     rewards = {"terms": [{"kind": "python", "function": "helpers.rl_runs:distinct"}]}
@@ -127,3 +131,11 @@ def records(run_dir: Path) -> list[dict[str, Any]]:
 def answers(run_dir: Path) -> dict[str, bytes]:
     """The files of answers that the run was trained on."""
     return {path.name: path.read_bytes() for path in sorted((run_dir / "rollouts").iterdir())}
+
+
+def finish(config: Path, notes: Path, launch: int, world_size: int = 1, stop_after: int | None = None) -> None:
+    """A launch that nothing happens to."""
+    from helpers.job import start_job
+
+    job = start_job(config, world_size, notes, launch, stop_after=stop_after, hook_of=moments_hook)
+    assert job.wait() == [0] * world_size, job.tail()

@@ -20,6 +20,7 @@ from glmforge.checkpoint.initial_weights import check_initial_weights, load_init
 from glmforge.config.adapters import is_adapter
 from glmforge.config.schema import RunConfig
 from glmforge.data.files import discard_partial, disk_errors, open_partial, publish, refuse_unwritable
+from glmforge.data.tokens.special import CONTROL_TOKENS
 from glmforge.errors import ConfigError, GlmforgeError
 from glmforge.parallel.world import default_device, join_world
 from glmforge.recipes.fit import layout_at_hand
@@ -176,6 +177,9 @@ def _verdict(answer: Answer, reply: str, recipe: RlRecipe, keep_correct: bool) -
         return f"failed: {':'.join(answer.failed.split(':')[:2])}"
     if answer.is_cut:
         return "cut"
+    tokenizer, inner = recipe.tokenizer, answer.tokens_N[:-1].tolist()
+    if any(tokenizer.special_id(token) in inner for token in CONTROL_TOKENS):
+        return "malformed"
     try:
         parse_reply(reply)
     except MalformedReply:
