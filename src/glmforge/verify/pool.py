@@ -127,8 +127,7 @@ class Pool:
 
 
 def is_callable(name: str) -> bool:
-    """Whether 'module:function' is one; called in a worker, which imports what workers can import. Raises what the import
-    does."""
+    """Whether 'module:function' is one, for a worker to say what workers can import. Raises what the import raises."""
     module, _, function = name.partition(":")
     return callable(getattr(importlib.import_module(module), function))
 
