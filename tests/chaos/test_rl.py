@@ -9,12 +9,12 @@ import pytest
 from glmforge.config import dump_config
 from glmforge.recipes.train import train
 from helpers.job import start_job
-from helpers.rl_runs import MOMENTS, answers, finish, kill, moments_hook, records, rl_config, write_prompts
+from helpers.rl_runs import MOMENTS, answers, began_at, finish, kill, moments_hook, records, rl_config, write_prompts
 from helpers.tiny_data import TinyData
 
 pytestmark = pytest.mark.chaos
 
-NUM_KILLS, NUM_STEPS = 20, 30
+NUM_KILLS, NUM_STEPS = 20, 80
 
 
 @pytest.mark.parametrize("seed", [1])
@@ -33,10 +33,12 @@ def test_a_run_survives_twenty_kills(tiny_data: TinyData, tmp_path: Path, seed: 
     killed = Counter[str]()
     for launch, moment in enumerate(moments):
         job = start_job(paths["killed"], 1, tmp_path / "notes", launch, hook_of=moments_hook)
-        killed[moment] += kill(job, moment, generator.randint(1, 2), tmp_path / "killed", generator)
+        killed[moment] += kill(job, moment, tmp_path / "killed", generator)
         assert job.wait() != [1], job.tail()
     finish(paths["killed"], tmp_path / "notes", NUM_KILLS)
-    print(killed)
+    began = began_at(tmp_path / "notes")
+    print(killed, began)
+    assert began == sorted(set(began)), "each launch goes on from what the one before has saved"
     assert killed.total() == NUM_KILLS, "the run ended before; give it more steps"
     assert records(tmp_path / "killed") == records(tmp_path / "whole")
     assert answers(tmp_path / "killed") == answers(tmp_path / "whole")

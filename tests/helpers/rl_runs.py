@@ -94,17 +94,20 @@ def moments_file(steps: Path) -> Path:
     return steps.with_suffix(".moments")
 
 
-def kill(job: Job, moment: str, after: int, run_dir: Path, generator: random.Random) -> bool:
-    """Kill all ranks somewhat after the `after`-th such moment of the launch; False if it ended before."""
-    saved = set(_steps_saved(run_dir))
+def kill(job: Job, moment: str, run_dir: Path, generator: random.Random) -> bool:
+    """Kill all ranks somewhat after such a moment, once the launch has saved a step; False if it ended before."""
+    before, seen = _saved(run_dir), 0
+    file = moments_file(job.steps[0])
 
-    def reached() -> bool:
+    def count() -> int:
         if moment == "saving":
-            return len(set(_steps_saved(run_dir)) - saved) >= after
-        file = moments_file(job.steps[0])
-        return file.exists() and file.read_text().splitlines().count(moment) >= after
+            return len(list((run_dir / "checkpoints").glob("*step-*.partial*")))
+        return file.read_text().splitlines().count(moment)
 
-    if not job.wait_until(reached):
+    if not job.wait_until(lambda: bool(_saved(run_dir) - before)):
+        return False
+    seen = 0 if moment == "saving" else count()
+    if not job.wait_until(lambda: count() > seen):
         return False
     time.sleep(generator.random() * {"rollout": 0.3, "scoring": 0.1, "step": 0.2, "saving": 0.02}[moment])
     is_alive = job.is_alive
@@ -112,10 +115,15 @@ def kill(job: Job, moment: str, after: int, run_dir: Path, generator: random.Ran
     return is_alive
 
 
-def _steps_saved(run_dir: Path) -> list[str]:
-    """Steps that are saved or being saved."""
-    root = run_dir / "checkpoints"
-    return [path.name for path in root.glob("*step-*")] if root.exists() else []
+def _saved(run_dir: Path) -> set[str]:
+    """Steps of which a whole checkpoint is there."""
+    return {path.name for path in (run_dir / "checkpoints").glob("step-*")}
+
+
+def began_at(notes: Path) -> list[int]:
+    """The step that each launch went on from."""
+    firsts = [json.loads(path.read_text().splitlines()[0]) for path in sorted(notes.glob("*-0.jsonl"))]
+    return [first["started_at"] for first in firsts]
 
 
 def records(run_dir: Path) -> list[dict[str, Any]]:

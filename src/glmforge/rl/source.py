@@ -177,8 +177,8 @@ class RolloutSource(BatchSource):
         return {name: to_bytes(some) for name, some in parts.items()}
 
     def load_state_files(self, files: Sequence[Mapping[str, bytes]]) -> None:
-        names = sorted({name for some in files for name in some if name.startswith("step-")})
-        self._steps = [_joined(files, name) for name in names]
+        names = {name for some in files for name in some if name.startswith("step-")}
+        self._steps = [_joined(files, name) for name in sorted(names, key=lambda name: (len(name), name))]
         self._waiting, self._unfinished = _joined(files, "waiting.npz"), _joined(files, "unfinished.npz")
         self._must_deal = True
 

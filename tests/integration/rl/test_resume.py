@@ -10,7 +10,7 @@ import pytest
 
 from glmforge.config import dump_config
 from helpers.job import start_job
-from helpers.rl_runs import answers, finish, kill, moments_hook, records, rl_config, write_prompts
+from helpers.rl_runs import answers, began_at, finish, kill, moments_hook, records, rl_config, write_prompts
 from helpers.tiny_data import TinyData
 
 
@@ -19,13 +19,16 @@ def test_a_killed_run_ends_as_one_left_alone(tiny_data: TinyData, base: Path, tm
     paths = {}
     for name in ("killed", "whole"):
         paths[name] = tmp_path / f"{name}.yaml"
-        paths[name].write_text(dump_config(rl_config(tiny_data, tmp_path / name, prompts, init_from=str(base))))
+        paths[name].write_text(dump_config(rl_config(tiny_data, tmp_path / name, prompts, 14, init_from=str(base))))
     finish(paths["whole"], tmp_path / "notes-whole", 0)
     for launch, moment in enumerate(("step", "rollout", "saving", "scoring")):
         job = start_job(paths["killed"], 1, tmp_path / "notes", launch, hook_of=moments_hook)
-        assert kill(job, moment, 1 + (launch == 0), tmp_path / "killed", generator), job.tail()
+        assert kill(job, moment, tmp_path / "killed", generator), job.tail()
         job.wait()
     finish(paths["killed"], tmp_path / "notes", 4)
+    began = began_at(tmp_path / "notes")
+    assert began[0] == 0
+    assert began == sorted(set(began)), "each launch goes on from what the one before has saved"
     assert records(tmp_path / "killed") == records(tmp_path / "whole")
     assert answers(tmp_path / "killed") == answers(tmp_path / "whole")
 
