@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from glmforge.observe.run import RunLog
 from glmforge.report.canvas import (
@@ -19,6 +20,7 @@ from glmforge.report.canvas import (
     plot_over_tokens,
     plot_series,
     series,
+    tick,
 )
 from glmforge.report.samples import ShownSample
 from glmforge.rl.written import read_samples, steps_written
@@ -222,6 +224,9 @@ def _figure(
             draw_curve(plot.axes, tokens, values, color=color, dashed=dashed, label=curve)
         if log and all((values > 0).all() for _, values in curves.values()):
             plot.axes.set_yscale("log")
+            plot.axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+            plot.axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value)))
+            plot.axes.yaxis.set_minor_formatter(NullFormatter())
         elif not log:
             limit_spikes(plot.axes, np.concatenate([values for _, values in curves.values()]))
         if len(curves) > 1:
