@@ -116,9 +116,10 @@ def start_job(
     overrides_of_rank: Callable[[int], list[str]] = lambda rank: [],
     stop_after: int | None = None,
     hosts: Sequence[LinkedHost] = (),
+    hook_of: Callable[[Path], Any] | None = None,
 ) -> Job:
     """Start the run of `config_path` on `world_size` ranks, dealt to `hosts` if there are any; `stop_after` that step
-    it saves and ends."""
+    it saves and ends. `hook_of` makes one more hook, from where the rank's notes are."""
     context = fork_server()
     log_dir.mkdir(parents=True, exist_ok=True)
     names = [f"{launch:03d}-{rank}" for rank in range(world_size)]
@@ -127,7 +128,18 @@ def start_job(
     ranks = [
         context.Process(
             target=_rank_main,
-            args=(r, world_size, port, config_path, overrides_of_rank(r), logs[r], steps[r], stop_after, hosts),
+            args=(
+                r,
+                world_size,
+                port,
+                config_path,
+                overrides_of_rank(r),
+                logs[r],
+                steps[r],
+                stop_after,
+                hosts,
+                hook_of,
+            ),
         )
         for r in range(world_size)
     ]
@@ -159,26 +171,34 @@ def _rank_main(
     steps: Path,
     stop_after: int | None,
     hosts: Sequence[LinkedHost],
+    hook_of: Callable[[Path], Any] | None,
 ) -> None:
     os.setsid()
     enter_host(rank, world_size, hosts)
     threading.Thread(target=die_with_parent, daemon=True).start()
     redirect_output(log)
     set_environment(rank, world_size, port, hosts)
-    code = _train(config_path, overrides, steps, stop_after)
+    code = _train(config_path, overrides, steps, stop_after, hook_of)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # skips the teardown of gloo's threads after a failure
 
 
-def _train(config_path: Path, overrides: list[str], steps: Path, stop_after: int | None) -> int:
+def _train(
+    config_path: Path,
+    overrides: list[str],
+    steps: Path,
+    stop_after: int | None,
+    hook_of: Callable[[Path], Any] | None,
+) -> int:
     """Exit code of the run, as the command line gives it."""
     from glmforge.config import load_config
     from glmforge.errors import GlmforgeError
     from glmforge.recipes.train import train
 
     try:
-        train(load_config(config_path, overrides), [make_note_hook(steps, stop_after)])
+        more = [] if hook_of is None else [hook_of(steps)]
+        train(load_config(config_path, overrides), [make_note_hook(steps, stop_after), *more])
     except GlmforgeError as error:
         print(f"glmforge: {error}", file=sys.stderr)
         return error.exit_code
@@ -219,7 +239,7 @@ def make_note_hook(steps: Path, stop_after: int | None) -> Any:
             self.note(
                 {
                     "step": trainer.state.step,
-                    "loss": result.losses["loss"],
+                    "loss": result.losses.get("loss", 0.0),
                     "seconds": result.seconds,
                     "time": time.time(),
                 }

@@ -34,6 +34,7 @@ from glmforge.cli import (
     init,
     model,
     report,
+    rl,
     train,
 )
 from glmforge.cli.data import app as data
@@ -130,6 +131,7 @@ for _name in ("cluster", "jobs", "sweep", "chain"):
 app.add_typer(model.app, name="model")
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(adapter.app, name="adapter")
+app.add_typer(rl.app, name="rl")
 
 
 def _print_version(wanted: bool) -> None:

@@ -9,6 +9,7 @@
     samples.jsonl      texts that the model wrote at evaluations
     needles.jsonl      what it retrieved from long texts at evaluations
     benchmarks.jsonl   its scores on benchmarks in the course of training
+    rollouts/          step-*, the answers that each step of stage rl was trained on
     evaluations/       step-*, results of `glmforge evaluate --watch`, if they are written here
     events.jsonl       what happened to the run: started, resumed, killed, rolled back
     time.jsonl         of a run that a job's supervisor started: where its time went
@@ -89,6 +90,10 @@ class RunDirectory:
     @property
     def benchmarks(self) -> Path:
         return self.root / "benchmarks.jsonl"
+
+    @property
+    def rollouts(self) -> Path:
+        return self.root / "rollouts"
 
     @property
     def evaluations(self) -> Path:

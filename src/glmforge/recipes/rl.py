@@ -18,6 +18,7 @@ from glmforge.data.tokens.model_ids import with_ids_of
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import ConfigError
 from glmforge.objectives.value import ValueObjective
+from glmforge.observe.run import RunDirectory
 from glmforge.parallel.build import build_model
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World
@@ -75,9 +76,10 @@ class RlRecipe(Recipe):
             self._critic = NativeBackend.build(self._critic_config(config), self.world)
         speaks = all(self.world.axis_rank(axis) == 0 for axis in ("tp", "pp", "cp"))
         written = SampleFiles(
-            config.output_dir / "rollouts",
+            RunDirectory(config.output_dir).rollouts,
             self.world.data_rank if speaks else None,
-            self._prompt,
+            self.world.layout.data_ranks,
+            self.prompt,
             self.tokenizer,
             settings.keep_samples,
         )
@@ -86,9 +88,9 @@ class RlRecipe(Recipe):
             settings,
             backend,
             _Order(self),
-            AnswerScorer(self.rewards, self.tokenizer, self._prompt, settings.rollout.max_new_tokens),
+            AnswerScorer(self.rewards, self.tokenizer, self.prompt, settings.rollout.max_new_tokens),
             vocab_size=self.tokenizer.vocab_size,
-            source_of=lambda number: self._prompt(number).source,
+            source_of=lambda number: self.prompt(number).source,
             reference=reference,
             critic=None if self._critic is None else self._critic.model,
             reward_model=reward_model,
@@ -122,19 +124,20 @@ class RlRecipe(Recipe):
                 sets,
                 AnswerScorer(self.rewards, self.tokenizer, prompts.__getitem__, rollout.max_new_tokens),
                 num_samples=self.settings.held_out_samples,
-                is_right=self._is_right,
+                is_right=self.is_right,
                 stop_ids=self.config.model.eos_token_id,
                 vocab_size=self.tokenizer.vocab_size,
                 seed=self.config.seed,
             )
             yield BenchmarksHook(observe.evaluate_every, asker)
 
-    def _is_right(self, one: Answer) -> bool:
+    def is_right(self, one: Answer) -> bool:
         """Whether all verifiers say so; without any, whether the reward is positive."""
         verified = [one.terms.get(term.label, 0.0) for term in self.settings.rewards.terms if term.kind == "verifier"]
         return all(value >= 1 for value in verified) if verified else (one.reward or 0.0) > 0
 
-    def _prompt(self, number: int) -> Prompt:
+    def prompt(self, number: int) -> Prompt:
+        """The prompt with this number in the run's order, which has no end."""
         return self.prompts.at(number, self.config.seed)
 
     def _read(self, paths: list[Path]) -> Prompts:
@@ -177,7 +180,7 @@ class _Order:
         self._recipe = recipe
 
     def __getitem__(self, number: int) -> Asked:
-        return Asked(number, self._recipe._prompt(number).ids)
+        return Asked(number, self._recipe.prompt(number).ids)
 
 
 def _check(config: RunConfig, settings: RlConfig) -> None:

@@ -1,7 +1,7 @@
 """What the report's plots show: each a function from a run's log to a `Figure`, or None without data for it.
 
 How they are drawn is `canvas.py`; those of the experts are `figures_balance.py`, those of needle
-tests `figures_needles.py`, those of benchmarks `figures_benchmarks.py`.
+tests `figures_needles.py`, those of benchmarks `figures_benchmarks.py`, of reinforcement learning `figures_rl.py`.
 """
 
 import math
@@ -35,6 +35,7 @@ from glmforge.report.figures_balance import (
 )
 from glmforge.report.figures_benchmarks import benchmark_scores
 from glmforge.report.figures_needles import needles_by_depth, needles_by_length
+from glmforge.report.figures_rl import reward_figures
 from glmforge.report.overfitting import Verdict, find_overfitting
 
 _MAX_SOURCES = 2 * len(SERIES)
@@ -69,7 +70,7 @@ def draw_figures(run: RunLog, evaluations: Path | None = None) -> list[Figure]:
         balance_of_layers,
         load_of_experts,
     )
-    return [figure for plot in plots if (figure := plot(run)) is not None]
+    return [*reward_figures(run), *(figure for plot in plots if (figure := plot(run)) is not None)]
 
 
 def _loss(run: RunLog) -> Figure | None:

@@ -61,12 +61,13 @@ def write_report(
     extra = extra or {}
     with needed_for("drawing the report"):
         from glmforge.report.figures import draw_figures
+        from glmforge.report.figures_rl import best_and_worst
     samples, num_samples = shown_samples(run)
     summary = summarize(run, report_dir=path.parent, facts=extra.get("facts", {}))
     tiles, tables = [*summary.tiles, *extra.get("tiles", [])], [*extra.get("tables", []), *summary.tables]
     page = page_template("report.html").render(
         figures=draw_figures(run, evaluations),
-        samples=[*(ShownSample(**sample) for sample in extra.get("samples", [])), *samples],
+        samples=[*(ShownSample(**sample) for sample in extra.get("samples", [])), *best_and_worst(run), *samples],
         num_left_out=num_samples - len(samples),
         summary=replace(summary, tiles=tiles, tables=tables),
     )

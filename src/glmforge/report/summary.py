@@ -79,6 +79,9 @@ def _loss_tiles(run: RunLog) -> list[Tile]:
     losses = values_of(run.metrics, "loss")
     if losses:
         tiles.append(Tile("Training loss", f"{losses[-1]:.3f}", _with_first(losses, "nats/token", ".2f")))
+    rewards = values_of(run.metrics, "reward")
+    if rewards:
+        tiles.append(Tile("Reward", f"{rewards[-1]:.3f}", _with_first(rewards, "mean", ".3f")))
     evaluations = [record for record in run.evaluations if "bits_per_byte" in record]
     for source in sorted({record["source"] for record in evaluations})[:_MAX_SOURCE_TILES]:
         held_out = [record["bits_per_byte"] for record in evaluations if record["source"] == source]

@@ -27,6 +27,7 @@ _FILES = {
     "samples.jsonl": "samples written at evaluations",
     "needles.jsonl": "retrieval from long texts",
     "benchmarks.jsonl": "benchmark scores during training",
+    "rollouts": "answers that the policy was trained on, by step",
     "events.jsonl": "starts, resumes and other events",
     "time.jsonl": "how the job's attempts spent their time",
     "checkpoints": "checkpoints, one directory per step",

@@ -84,7 +84,16 @@ class Rewards:
         return tuple(term for term in self.config.terms if term.kind == "reward_model")
 
     def check(self, prompts: Prompts) -> None:
-        """Raise `GlmforgeError` if these prompts could not be scored: no verifier, a missing package, no sandbox."""
+        """Raise `GlmforgeError` if these prompts could not be scored: no verifier, a missing package or function, no
+        sandbox."""
+        for place, term in enumerate(self.config.terms):
+            if term.kind == "python":
+                found = result_of(self._pool.submit("glmforge.verify.pool:is_callable", term.function))
+                if not found.value:
+                    raise GlmforgeError(
+                        f"rl.rewards.terms.{place}.function: '{term.function}' cannot be called "
+                        f"({found.failed or 'it is not a function'}); name one that processes started here can import"
+                    )
         if any(term.kind == "verifier" for term in self.config.terms):
             if missing := next((one.id for one in prompts.prompts if one.verifier is None), None):
                 raise GlmforgeError(

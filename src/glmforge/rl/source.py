@@ -177,13 +177,22 @@ class RolloutSource(BatchSource):
         return {name: to_bytes(some) for name, some in parts.items()}
 
     def load_state_files(self, files: Sequence[Mapping[str, bytes]]) -> None:
-        names = sorted({name for some in files for name in some if name.startswith("step-")})
-        self._steps = [_joined(files, name) for name in names]
+        names = {name for some in files for name in some if name.startswith("step-")}
+        self._steps = [_joined(files, name) for name in sorted(names, key=lambda name: (len(name), name))]
         self._waiting, self._unfinished = _joined(files, "waiting.npz"), _joined(files, "unfinished.npz")
         self._must_deal = True
 
     def metrics(self) -> dict[str, Any]:
         return self._metrics
+
+    def answers_to(self, numbers: Sequence[int]) -> tuple[list[Answer], float]:
+        """Rewarded answers of all ranks to these prompts, and the seconds of sampling. The source stays as it was.
+        Collective."""
+        started = time.perf_counter()
+        with self.backend.evaluating():
+            sampled = self.sampler.sample([self.prompts[number] for number in numbers], version=0, alive=self.alive)
+            seconds = time.perf_counter() - started
+            return self._all(self._rewarded(sampled)), seconds
 
     # A rollout.
 
@@ -273,7 +282,7 @@ class RolloutSource(BatchSource):
         """Those that there is something to learn from."""
         kept = {}
         for number, group in groups.items():
-            rewards_K = _rewards(group)
+            rewards_K = rewards_of(group)
             spread = has_spread(rewards_K)
             counts.update({"groups": 1, "equal": not spread, "failed": int(np.isnan(rewards_K).sum())})
             if spread or (not self.settings.rollout.drop_equal and np.isfinite(rewards_K).any()):
@@ -436,7 +445,7 @@ def _split(answers: Sequence[Answer]) -> tuple[list[Answer], list[Answer]]:
 
 def _advantages(group: Sequence[Answer], kind: str) -> list[Answer]:
     """A group with advantages; answers whose reward is not known are left out."""
-    advantages_K = group_advantages(_rewards(group), kind)
+    advantages_K = group_advantages(rewards_of(group), kind)
     return [
         one.changed(advantages_N=np.full(len(one.tokens_N), advantage, dtype=np.float32))
         for one, advantage in zip(group, advantages_K, strict=True)
@@ -444,7 +453,8 @@ def _advantages(group: Sequence[Answer], kind: str) -> list[Answer]:
     ]
 
 
-def _rewards(group: Sequence[Answer]) -> np.ndarray:
+def rewards_of(group: Sequence[Answer]) -> np.ndarray:
+    """[K], NaN where the reward is not known."""
     return np.array([math.nan if one.reward is None else one.reward for one in group])
 
 

@@ -143,6 +143,12 @@ class Pool:
             return self._workers[me]
 
 
+def is_callable(name: str) -> bool:
+    """Whether 'module:function' is one, for a worker to say what workers can import. Raises what the import raises."""
+    module, _, function = name.partition(":")
+    return callable(getattr(importlib.import_module(module), function))
+
+
 def _cancel(futures: Iterable[Future[Outcome]]) -> None:
     """What has not begun, where its caller has gone."""
     for future in futures:

@@ -136,3 +136,11 @@ def test_state_is_kept_as_files_that_hold_answers() -> None:
     assert sorted(files) == ["step-0.npz", "step-1.npz", "unfinished.npz", "waiting.npz"]
     assert [len(from_bytes(files[f"step-{number}.npz"])) for number in (0, 1)] == [16, 16]
     assert from_bytes(files["step-0.npz"])[0].old_N is not None
+
+
+def test_many_steps_of_a_rollout_keep_their_order() -> None:
+    source = new_source({"steps_per_rollout": 12}, steps=13)
+    trained(source, 1)
+    other = new_source({"steps_per_rollout": 12}, steps=13)
+    other.load_state_files([source.state_files()])
+    assert [some[0].prompt for some in other._steps] == [some[0].prompt for some in source._steps]
