@@ -10,8 +10,8 @@ suppressed there), the same verifiers in the same pool of processes, fp32, AdamW
 Both minimise the same loss (`tests/integration/rl/test_against_trl.py`), with a divergence from a reference.
 
 TRL's settings are those that were fastest in a trial: no recomputation, four micro-batches, `grouped_mm`, torch's dense
-attention. Our rows have the length of eight answers. Ours replays the rollout's experts and proves the engine's
-weights, which TRL does not do. In the seconds of a step `other` is what remains: data, packing, records.
+attention. Our rows have the length of four or eight answers. Ours replays the rollout's experts and proves the
+engine's weights, which TRL does not do. In the seconds of a step `other` is what remains: data, packing, records.
 """
 
 import argparse
@@ -45,7 +45,7 @@ CODE = ("src/glmforge/rl", "src/glmforge/objectives/policy.py", "src/glmforge/ge
 OURS = "glmforge"
 EXPERTS = {"TRL eager": "eager", "TRL grouped_mm": "grouped_mm"}
 PARTS = ("rollout", "rewards", "reference", "training", "other")
-GROUP_SIZE, NUM_GROUPS, NUM_PROMPTS, LONGEST_PROMPT, KL, LEARNING_RATE = 8, 4, 64, 64, 1e-3, 1e-5
+GROUP_SIZE, NUM_GROUPS, NUM_PROMPTS, LONGEST_PROMPT, LONGEST_ROW, KL, LEARNING_RATE = 8, 4, 64, 64, 2048, 1e-3, 1e-5
 DIGITS = "rl_reward:digits"
 REWARDS = RewardsConfig(
     terms=[RewardTerm(kind="verifier"), RewardTerm(kind="repetition"), RewardTerm(kind="python", function=DIGITS)]
@@ -57,9 +57,11 @@ def main() -> None:
     if args.worker:
         Turns(args).work()
         return
-    found = {f"{length} new tokens": compare(args, length) for length in args.new_tokens}
+    found = {}
+    for length in args.new_tokens:
+        found[f"{length} new tokens"] = compare(args, length)
+        print(json.dumps(found), flush=True)
     content = {"threads": args.threads, "answers": GROUP_SIZE * NUM_GROUPS, "group_size": GROUP_SIZE, **found}
-    print(json.dumps(content, indent=1))
     if not args.quick:
         write_result("rl_step", content, code=CODE, libraries=("transformers", "trl"), out=args.out)
 
@@ -181,10 +183,11 @@ def ours(turns: Turns) -> None:
 
 
 def configuration(turns: Turns) -> dict[str, Any]:
+    longest = LONGEST_PROMPT + turns.length
     phase = {
         "name": "rl",
         "steps": 1000,
-        "seq_len": GROUP_SIZE * (LONGEST_PROMPT + turns.length),
+        "seq_len": min(8, LONGEST_ROW // longest) * longest,
         "batch_size": GROUP_SIZE * NUM_GROUPS,
     }
     phase |= {"router_bias_rate": 0.0, "aux_loss_weight": 0.0}
