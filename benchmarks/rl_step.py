@@ -1,4 +1,4 @@
-"""A GRPO step against TRL's, on this machine: rollout, rewards, reference and training, second by second.
+"""A GRPO step against TRL's, on this machine: rollout, rewards, reference and training.
 
     python benchmarks/rl_step.py --model exports/demo             # about five minutes
     python benchmarks/rl_step.py --model exports/demo --quick --programs "glmforge" "TRL grouped_mm"
@@ -11,7 +11,8 @@ Both minimise the same loss (`tests/integration/rl/test_against_trl.py`), with a
 
 TRL's settings are those that were fastest in a trial: no recomputation, four micro-batches, `grouped_mm`, torch's dense
 attention. Our rows have the length of four or eight answers. Ours replays the rollout's experts and proves the
-engine's weights, which TRL does not do. In the seconds of a step `other` is what remains: data, packing, records.
+engine's weights, which TRL does not do. Seconds are CPU seconds of the program, without those of the pool; `other` is
+what remains of a step: data, packing, records.
 """
 
 import argparse
@@ -149,22 +150,22 @@ class Turns:
         """Whether there is one more step to take; its clock runs from here."""
         self.seconds = dict.fromkeys(PARTS, 0.0)
         asked = bool(sys.stdin.readline())
-        self.started = time.perf_counter()
+        self.started = time.process_time()
         return asked
 
     def answer(self, found: Mapping[str, Any]) -> None:
         print(json.dumps(found), file=self.answers, flush=True)
 
     def end_step(self) -> None:
-        seconds = time.perf_counter() - self.started
+        seconds = time.process_time() - self.started
         self.seconds["other"] = seconds - sum(self.seconds.values())
         self.answer({"step": seconds, **self.seconds, **self.facts})
 
     def timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **names: Any) -> Any:
-            start = time.perf_counter()
+            start = time.process_time()
             found = function(*args, **names)
-            self.seconds[part] += time.perf_counter() - start
+            self.seconds[part] += time.process_time() - start
             return found
 
         return run
@@ -237,10 +238,10 @@ class OurTurns(Hook):
         self.turns.count([one.prompt_P for one in answers if one.sample == 0], [one.tokens_N for one in answers])
 
     def on_step_start(self, trainer: Trainer) -> None:
-        self.began = time.perf_counter()
+        self.began = time.process_time()
 
     def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
-        self.turns.seconds["training"] = time.perf_counter() - self.began
+        self.turns.seconds["training"] = time.process_time() - self.began
         self.turns.end_step()
         if not self.turns.await_question():
             trainer.vote("stop")
@@ -284,10 +285,10 @@ def trl(turns: Turns, experts: str) -> None:
 
         def _prepare_inputs(self, given: Any) -> Any:
             """In it are rollout, rewards and reference; what it does besides is `other`."""
-            start, before = time.perf_counter(), sum(turns.seconds.values())
+            start, before = time.process_time(), sum(turns.seconds.values())
             found = super()._prepare_inputs(given)
             known = sum(turns.seconds.values()) - before
-            turns.seconds["other"] += time.perf_counter() - start - known
+            turns.seconds["other"] += time.process_time() - start - known
             return found
 
     class TheirTurns(TrainerCallback):
@@ -298,7 +299,7 @@ def trl(turns: Turns, experts: str) -> None:
             control.should_training_stop = not turns.await_question()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            turns.seconds["training"] = time.perf_counter() - turns.started - sum(turns.seconds.values())
+            turns.seconds["training"] = time.process_time() - turns.started - sum(turns.seconds.values())
             turns.end_step()
 
     num_answers = GROUP_SIZE * NUM_GROUPS
