@@ -94,14 +94,28 @@ def token_nll(
     *,
     chunk_tokens: int | None = None,
     shard: VocabularyShard | None = None,
+    entropy_T: Tensor | None = None,
     implementation: str = "plain",
 ) -> Tensor:
     """nll_T in float32 or better: -log softmax(h @ weight^T)[label] per token, 0 where the label is -100.
 
     Differentiable in h and weight; the negative is the log-probability that reinforcement learning asks for. With a
-    `shard`, all ranks get the same values.
+    `shard`, all ranks get the same values. On a CPU nothing is multiplied for tokens without a label; elsewhere their
+    number would have to be waited for.
+
+    Args:
+        entropy_T: zeros, float32 or better, to be filled with the entropy of each distribution whose token has a label,
+            without gradient and without a further matmul; not by "triton".
     """
-    return _TokenNLL.apply(h_TD, weight_VD, labels_T, chunk_tokens, shard, implementation)
+    given = chunk_tokens, shard, implementation
+    if type(labels_T) is not Tensor or not labels_T.is_cpu or (labels_T != IGNORE_INDEX).all():
+        return _TokenNLL.apply(h_TD, weight_VD, labels_T, entropy_T, *given)
+    rows_L = (labels_T != IGNORE_INDEX).nonzero().squeeze(1)
+    entropy_L = None if entropy_T is None else entropy_T.new_zeros(len(rows_L))
+    nll_L: Tensor = _TokenNLL.apply(h_TD[rows_L], weight_VD, labels_T[rows_L], entropy_L, *given)
+    if entropy_T is not None and entropy_L is not None:
+        entropy_T[rows_L] = entropy_L
+    return nll_L.new_zeros(len(labels_T)).index_copy(0, rows_L, nll_L)
 
 
 @dataclass(frozen=True)
@@ -112,6 +126,7 @@ class _Softmax:
     with_gradients: bool
     implementation: str
     z_weight: float = 0.0
+    with_entropy: bool = False
 
 
 class _LinearCrossEntropySum(torch.autograd.Function):
@@ -167,6 +182,7 @@ class _TokenNLL(torch.autograd.Function):
         h_TD: Tensor,
         weight_VD: Tensor,
         labels_T: Tensor,
+        entropy_T: Tensor | None,
         chunk_tokens: int | None,
         shard: VocabularyShard | None,
         implementation: str,
@@ -174,9 +190,11 @@ class _TokenNLL(torch.autograd.Function):
         ctx.save_for_backward(h_TD, weight_VD, labels_T)
         ctx.chunk_tokens, ctx.softmax = chunk_tokens, _Softmax(shard, True, implementation)
         nll_T = torch.empty(len(labels_T), dtype=_softmax_dtype(h_TD), device=h_TD.device)
-        softmax = _Softmax(shard, False, implementation)
+        softmax = _Softmax(shard, False, implementation, with_entropy=entropy_T is not None)
         for chunk in _chunks(h_TD, weight_VD.to(h_TD.dtype), labels_T, chunk_tokens, softmax):
             nll_T[chunk.rows] = chunk.nll_C
+            if entropy_T is not None:
+                entropy_T[chunk.rows] = chunk.entropy_C
         return nll_T
 
     @staticmethod
@@ -187,13 +205,13 @@ class _TokenNLL(torch.autograd.Function):
         for chunk in _chunks(h_TD, gradients.weight_VD, labels_T, ctx.chunk_tokens, ctx.softmax):
             gradients.add(chunk, grad_T[chunk.rows])
         of_weight = None if gradients.weight_grad_VD is None else gradients.weight_grad_VD.to(weight_VD.dtype)
-        return gradients.h_grad_TD, of_weight, None, None, None, None
+        return gradients.h_grad_TD, of_weight, None, None, None, None, None
 
 
 @dataclass(frozen=True)
 class _Chunk:
     """One chunk's loss and log Z in float32 or better, 0 where the label is ignored; `grad_CV` is the loss's gradient
-    for the logits in h's dtype, None without gradients.
+    for the logits in h's dtype, None without gradients; `entropy_C` is 0 unless asked for.
 
     Rows whose label is ignored have no meaningful gradient: the taker multiplies by `valid_C1`.
     """
@@ -202,6 +220,7 @@ class _Chunk:
     valid_C1: Tensor
     nll_C: Tensor
     log_z_C: Tensor
+    entropy_C: Tensor
     grad_CV: Tensor | None
 
 
@@ -223,18 +242,19 @@ def _chunks(
         valid_C = labels_T[rows] != IGNORE_INDEX
         pieces = zip(logits_CV.split(at_once), labels_T[rows].split(at_once), strict=True)
         results = [loss_and_gradient(logits, labels, softmax) for logits, labels in pieces]
-        log_z_C, label_logits_C = (torch.cat(parts) for parts in zip(*results, strict=True))
+        log_z_C, label_logits_C, entropy_C = (torch.cat(parts) for parts in zip(*results, strict=True))
         yield _Chunk(
             rows,
             valid_C.unsqueeze(1),
             (log_z_C - label_logits_C) * valid_C,
             log_z_C * valid_C,
+            entropy_C * valid_C,
             logits_CV if softmax.with_gradients else None,
         )
 
 
-def _loss_and_gradient(logits_CV: Tensor, labels_C: Tensor, softmax: _Softmax) -> tuple[Tensor, Tensor]:
-    """log Z and the label's logit of some rows; the logits may be overwritten by the loss's gradient."""
+def _loss_and_gradient(logits_CV: Tensor, labels_C: Tensor, softmax: _Softmax) -> tuple[Tensor, Tensor, Tensor]:
+    """log Z, the label's logit and the entropy of some rows; the logits may be overwritten by the loss's gradient."""
     valid_C1 = (labels_C != IGNORE_INDEX).unsqueeze(1)
     exact_CV = logits_CV.to(_softmax_dtype(logits_CV))
     if softmax.shard is None:
@@ -248,14 +268,18 @@ def _loss_and_gradient(logits_CV: Tensor, labels_C: Tensor, softmax: _Softmax) -
         labels_C1 = local_C1.where(hit_C1, 0)
         label_logits_C = exact_CV.gather(1, labels_C1).where(hit_C1, 0).squeeze(1)
         log_z_C, probs_CV, label_logits_C = _sharded_probabilities(exact_CV, label_logits_C, softmax.shard)
+    entropy_C = torch.zeros_like(log_z_C)
+    if softmax.with_entropy:
+        mean_C = torch.linalg.vecdot(probs_CV, exact_CV)
+        entropy_C = log_z_C - (mean_C if softmax.shard is None else softmax.shard.sum(mean_C))
     if softmax.with_gradients:
         if softmax.z_weight:
             probs_CV *= 1 + 2 * softmax.z_weight * log_z_C.unsqueeze(1)
         logits_CV.copy_(probs_CV.scatter_add_(1, labels_C1, -hit_C1.to(probs_CV.dtype)))
-    return log_z_C, label_logits_C
+    return log_z_C, label_logits_C, entropy_C
 
 
-def _triton_loss_and_gradient(logits_CV: Tensor, labels_C: Tensor, softmax: _Softmax) -> tuple[Tensor, Tensor]:
+def _triton_loss_and_gradient(logits_CV: Tensor, labels_C: Tensor, softmax: _Softmax) -> tuple[Tensor, Tensor, Tensor]:
     from glmforge.kernels.triton.cross_entropy import logit_statistics, logits_to_gradient_
 
     shard = softmax.shard
@@ -269,7 +293,7 @@ def _triton_loss_and_gradient(logits_CV: Tensor, labels_C: Tensor, softmax: _Sof
     log_z_C = max_C + sum_C.log()
     if softmax.with_gradients:
         logits_to_gradient_(logits_CV, labels_C, first, log_z_C, 1 + 2 * softmax.z_weight * log_z_C)
-    return log_z_C, label_logits_C
+    return log_z_C, label_logits_C, torch.zeros_like(log_z_C)
 
 
 def _probabilities(logits_CV: Tensor) -> tuple[Tensor, Tensor]:

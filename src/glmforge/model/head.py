@@ -102,6 +102,17 @@ class LMHead(ChoosesKernels, nn.Module):
         nll_T = token_nll(h_TD, weight_VD, labels_T, shard=shard, implementation=self.kernels.cross_entropy)
         return self.vocabulary.own(nll_T)
 
+    def token_nll_and_entropy(self, h_tD: Tensor, labels_T: Tensor) -> tuple[Tensor, Tensor]:
+        """`token_nll`, and from the same product, without gradient, the entropy_o of the distributions of tokens with a
+        label."""
+        if self.kernels.cross_entropy == "triton":
+            return self.token_nll(h_tD, labels_T), self.entropy(h_tD.detach()).detach()
+        h_TD, weight_VD = self.operands(self.region.enter(h_tD), local(self.weight))
+        entropy_T = torch.zeros(len(labels_T), dtype=torch.promote_types(h_TD.dtype, torch.float32), device=h_TD.device)
+        shard = self.vocabulary.shard(len(weight_VD))
+        nll_T = token_nll(h_TD, weight_VD, labels_T, shard=shard, entropy_T=entropy_T)
+        return self.vocabulary.own(nll_T), self.vocabulary.own(entropy_T)
+
     def entropy(self, h_tD: Tensor) -> Tensor:
         """entropy_o of the next token's distribution of the rank's own tokens, nats, fp32 or better, differentiable."""
         h_TD, weight_VD = self.operands(self.region.enter(h_tD), local(self.weight))

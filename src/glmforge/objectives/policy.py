@@ -104,9 +104,8 @@ class PolicyObjective(Objective):
         def head(h_tD: Tensor, heads: Heads, depth: int) -> TokenLogprobs:
             h_tD = h_tD.float() if is_exact and h_tD.dtype == torch.bfloat16 else h_tD
             h_tD = h_tD if temperature == 1 else h_tD / temperature
-            with torch.set_grad_enabled(with_gradient and torch.is_grad_enabled()):
-                entropy_o = heads.lm.entropy(h_tD)
-            return TokenLogprobs(heads.lm.token_nll(h_tD, labels_t), entropy_o)
+            nll_o, entropy_o = heads.lm.token_nll_and_entropy(h_tD, labels_t)
+            return TokenLogprobs(nll_o, heads.lm.entropy(h_tD) if with_gradient else entropy_o)
 
         return head
 

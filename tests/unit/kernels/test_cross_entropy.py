@@ -1,8 +1,11 @@
+import math
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from glmforge.kernels.cross_entropy import IGNORE_INDEX, linear_cross_entropy_sum, token_nll
+from glmforge.kernels.entropy import token_entropy
 from helpers.flops import flop_counter
 
 D, V = 12, 37
@@ -110,15 +113,15 @@ def test_without_gradients_only_the_loss_is_computed(monkeypatch):
 
 
 @pytest.mark.parametrize("frozen", [0, 1], ids=["hidden states", "weight"])
-@pytest.mark.parametrize(("function", "matmuls"), [(linear_cross_entropy_sum, 3), (token_nll, 4)])
-def test_frozen_inputs_cost_no_matmul_and_change_no_bit_of_the_other_gradient(function, matmuls, frozen):
+@pytest.mark.parametrize(("function", "matmuls", "tokens"), [(linear_cross_entropy_sum, 3, 6), (token_nll, 4, 4)])
+def test_frozen_inputs_cost_no_matmul_and_change_no_bit_of_the_other_gradient(function, matmuls, tokens, frozen):
     inputs = list(random_inputs(6, torch.bfloat16, torch.float32))
     both = torch.autograd.grad(function(*inputs, chunk_tokens=4).sum(), inputs[:2])
     inputs[frozen] = inputs[frozen].detach()
     with flop_counter() as counter:
         (other,) = torch.autograd.grad(function(*inputs, chunk_tokens=4).sum(), inputs[1 - frozen])
     assert torch.equal(other, both[1 - frozen])
-    assert counter.get_total_flops() == (matmuls - 1) * 2 * 6 * D * V
+    assert counter.get_total_flops() == (matmuls - 1) * 2 * tokens * D * V
 
 
 @pytest.mark.parametrize("z_weight", [0.0, 0.1])
@@ -138,3 +141,24 @@ def test_weighted_summands(z_weight):
     inputs = (h_TD, weight_VD)
     for a, e in zip(torch.autograd.grad(actual, inputs), torch.autograd.grad(expected, inputs), strict=True):
         torch.testing.assert_close(a, e)
+
+
+@SIZES
+def test_entropies_come_with_the_nll(num_tokens, chunk_tokens):
+    h_TD, weight_VD, labels_T = random_inputs(num_tokens)
+    entropy_T = torch.zeros(num_tokens, dtype=torch.float64)
+    nll_T = token_nll(h_TD, weight_VD, labels_T, chunk_tokens=chunk_tokens, entropy_T=entropy_T)
+    assert torch.equal(nll_T, token_nll(h_TD, weight_VD, labels_T, chunk_tokens=chunk_tokens))
+    expected_T = token_entropy(h_TD, weight_VD) * (labels_T != IGNORE_INDEX)
+    torch.testing.assert_close(entropy_T, expected_T, atol=1e-12, rtol=1e-12)
+
+
+def test_token_nll_does_not_read_tokens_without_a_label():
+    h_TD, weight_VD, labels_T = random_inputs(10)
+    with torch.no_grad():
+        h_TD[labels_T == IGNORE_INDEX] = math.nan
+    gradients = torch.autograd.grad(token_nll(h_TD, weight_VD, labels_T).sum(), (h_TD, weight_VD))
+    assert all(g.isfinite().all() for g in gradients)
+    none_T = token_nll(h_TD, weight_VD, torch.full((10,), IGNORE_INDEX))
+    assert none_T.tolist() == [0.0] * 10
+    assert not any(g.any() for g in torch.autograd.grad(none_T.sum(), (h_TD, weight_VD)))

@@ -87,11 +87,17 @@ def inputs() -> tuple[Tensor, Tensor, Tensor]:
     return h_TD, weight_VD, labels_T
 
 
+def nll_plus_entropy(h_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, **names: Any) -> Tensor:
+    """The entropies have no gradient."""
+    entropy_T = torch.zeros(len(labels_T), dtype=h_TD.dtype)
+    return token_nll(h_TD, weight_VD, labels_T, entropy_T=entropy_T, **names) + entropy_T
+
+
 with_z_loss = functools.partial(linear_cross_entropy_sum, z_weight=0.1)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
-@pytest.mark.parametrize("function", [linear_cross_entropy_sum, token_nll, with_z_loss])
+@pytest.mark.parametrize("function", [linear_cross_entropy_sum, token_nll, nll_plus_entropy, with_z_loss])
 def test_parts_equal_the_whole(
     inputs: tuple[Tensor, Tensor, Tensor], function: Callable[..., Tensor], num_ranks: int
 ) -> None:
@@ -100,7 +106,7 @@ def test_parts_equal_the_whole(
     whole = function(h, weight, labels_T)
     h_grad, weight_grad = torch.autograd.grad(whole, (h, weight), upstream(whole))
     values, h_grads, weight_grads = zip(*run_sharded(function, *inputs, num_ranks), strict=True)
-    if function is token_nll:
+    if function in (token_nll, nll_plus_entropy):
         assert all(torch.equal(value, values[0]) for value in values)
     else:
         assert not torch.stack(values[1:]).any() if num_ranks > 1 else True
