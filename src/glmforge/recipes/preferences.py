@@ -75,7 +75,9 @@ class PreferenceRecipe(Recipe):
         self._train = PairStream(loaded[: len(sources)], seq_len, seed=config.seed)
         self._held_out = PairStream(loaded[len(sources) :], seq_len, seed=config.seed) if held_out else None
         identities = [file.suffixes[-2] for _, file in files[: len(sources)]]
-        self._curriculum = PairCurriculum(self._train, [source.name for source in sources], identities)
+        self._curriculum = PairCurriculum(
+            self._train, config.phases[0].name, [source.name for source in sources], identities
+        )
         self.fingerprint = self._curriculum.fingerprint()
         model = with_ids_of(config.model, self.tokenizer)
         self.config = _with_counted_epochs(config.model_copy(update={"model": model}), self._train.num_samples)

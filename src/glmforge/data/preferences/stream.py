@@ -130,19 +130,19 @@ class PairStream:
 class PairCurriculum:
     """A phase of preferences as `CurriculumSource` reads it; see `glmforge.data.stream.curriculum.Curriculum`.
 
-    `names` are those of the sources, `identities` of what they are made from.
+    `phase` is its name, `names` are those of the sources, `identities` of what they are made from.
     """
 
-    def __init__(self, stream: PairStream, names: Sequence[str], identities: Sequence[str]) -> None:
-        self.pairs, self.names, self.identities = stream, list(names), list(identities)
+    def __init__(self, stream: PairStream, phase: str, names: Sequence[str], identities: Sequence[str]) -> None:
+        self.pairs, self.phase, self.names, self.identities = stream, phase, list(names), list(identities)
 
     def stream(self, phase_index: int, samples_consumed: Mapping[str, int]) -> PairStream:
         return self.pairs
 
     def fingerprint(self) -> dict[str, Any]:
-        """What the samples depend on: a run that goes on must find the same."""
+        """What the phase's samples depend on: a run that goes on must find the same."""
         sources = dict(zip(self.names, self.identities, strict=True))
-        return {"preferences": {"seed": self.pairs.seed, "seq_len": self.pairs.seq_len, "sources": sources}}
+        return {self.phase: {"seed": self.pairs.seed, "seq_len": self.pairs.seq_len, "preferences": sources}}
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -154,7 +154,7 @@ class PairCurriculum:
         """Where a sample comes from; `pairs` are numbers within the source, in the order of its valid records."""
         source, row, epoch = self.pairs.locate(sample)
         side = ("chosen", "rejected")[sample % 2]
-        found = {"sample": sample, "source": self.names[source], "epoch": epoch, "side": side}
+        found = {"phase": self.phase, "sample": sample, "source": self.names[source], "epoch": epoch, "side": side}
         return found | {"pairs": self.pairs.pairs_of(source, row)}
 
     def epochs(self, samples_consumed: Mapping[str, int]) -> dict[str, float]:
