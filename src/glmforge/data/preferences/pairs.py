@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,7 +63,8 @@ class PairCounts:
         return ", ".join([*said, f"the chosen answer is the longer one in {share:.0%}"])
 
 
-class PairArrays(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class PairArrays:
     """P pairs. Side 0 is chosen, side 1 rejected.
 
     Attributes:
@@ -203,7 +204,7 @@ def load_pairs(kept: Path, *, tell: Callable[[str], None] = lambda line: None) -
 
 def _packed(pairs: PairArrays, counts: PairCounts) -> bytes:
     about = json.dumps({"names": pairs.names, "counts": asdict(counts)}).encode()
-    arrays = {name: value for name, value in pairs._asdict().items() if name != "names"}
+    arrays = {name: value for name, value in vars(pairs).items() if name != "names"}
     with io.BytesIO() as file:
         np.savez(file, about=np.frombuffer(about, np.uint8), **arrays)
         return file.getvalue()
