@@ -115,6 +115,7 @@ def _numbers(record: Mapping[str, Any]) -> list[str]:
     """The few numbers of a record that a line has room for, formatted; absent ones are skipped."""
     formats: dict[str, Callable[[float], str]] = {
         "loss": lambda x: f"loss {x:.3f}",
+        "pair_loss": lambda x: f"loss {x:.3f}",
         "loss_mtp": lambda x: f"mtp {x:.3f}",
         "tokens_per_second": lambda x: f"{format_count(x)} tok/s",
         "max_violation_max": lambda x: f"maxvio {x:.2f}",

@@ -9,12 +9,24 @@ import numpy as np
 import pytest
 import torch
 
+from glmforge.backend.native import NativeBackend
+from glmforge.checkpoint.initial_weights import load_initial_weights
 from glmforge.checkpoint.pretrained import open_checkpoint
+from glmforge.config.chat import ChatConfig
+from glmforge.config.preferences import RewardConfig
 from glmforge.config.schema import RunConfig
+from glmforge.data.preferences.pairs import PairCounts, encode_records, pair_arrays
+from glmforge.data.preferences.stream import PairStream
+from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.deploy.export import export_run
 from glmforge.errors import CheckpointError, DataError
+from glmforge.evaluate.preferences import answer_values
+from glmforge.objectives.reward import RewardObjective
 from glmforge.observe.record_files import read_jsonl
+from glmforge.parallel.world import World
 from glmforge.recipes import reference
 from glmforge.recipes.train import train
+from glmforge.report.report import write_report
 from helpers.distributed import run_ranks
 from helpers.preferences import SCORE_ONLY, write_preferences
 from helpers.stopping import StopAfter
@@ -80,6 +92,8 @@ def test_held_out_pairs_are_told_apart_and_a_resumed_run_equals_one_that_never_s
     assert held["held"]["held_out_pair_accuracy_low"] < 0.8 < held["held"]["held_out_pair_accuracy_high"]
     assert losses_of(whole)[-1] < losses_of(whole)[0] - 0.1
     assert steps_of(whole)[-1]["pair_accuracy"] == {"pairs": 1.0}
+    page = write_report(whole.output_dir).read_text("utf-8")
+    assert all(title in page for title in ("Loss over pairs", "Accuracy on held-out pairs", "Scores", "Held-out held"))
 
     stopped = config_of(tiny_data, base, pairs, stage, tmp_path / "stopped")
     train(stopped, [StopAfter(3)])
@@ -178,3 +192,37 @@ def test_wrong_records_are_counted_and_refused(tiny_data: TinyData, base: Path, 
         opened.write(json.dumps({"prompt": "a", "chosen": "b"}) + "\n")
     with pytest.raises(DataError, match=r"pairs.jsonl:9: not a preference pair.*\(invalid records: 1, allowed: 0"):
         train(config_of(tiny_data, base, file, "reward", tmp_path / "run"))
+
+
+def test_an_exported_reward_model_scores_in_transformers_as_here(
+    tiny_data: TinyData, base: Path, pairs: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    from transformers.modeling_layers import GenericForSequenceClassification
+    from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoePreTrainedModel
+
+    class Glm4MoeForSequenceClassification(GenericForSequenceClassification, Glm4MoePreTrainedModel):
+        pass
+
+    config = config_of(tiny_data, base, pairs, "reward", tmp_path / "run")
+    train(config)
+    export_run(config.output_dir, tmp_path / "hf", dtype="fp32")
+    theirs = Glm4MoeForSequenceClassification.from_pretrained(tmp_path / "hf").eval()
+    tokenizer, counts = Tokenizer.load(config.data.tokenizer), PairCounts()
+    encoded = [pair for _, pair in encode_records([pairs], tokenizer, ChatConfig(), counts)]
+    with torch.no_grad():
+        expected = [
+            [theirs(torch.from_numpy(side.ids.astype(np.int64))[None]).logits.item() for side in (p.chosen, p.rejected)]
+            for p in encoded
+        ]
+
+    world = World.single("cpu")
+    stream = PairStream([pair_arrays(encoded)], 96, seed=0)
+    backend = NativeBackend.build(config, world)
+    load_initial_weights(config.output_dir, backend.weights(), config.model, "")
+    objective = RewardObjective(config.phases[0], ["pairs"], RewardConfig())
+    with backend.evaluating() as model:
+        scores = answer_values(model, stream, objective, 8)
+    # The same fp32 arithmetic in packed rows and in single ones; the scores spread over several units.
+    assert torch.tensor(expected).std() > 0.2
+    torch.testing.assert_close(scores.float(), torch.tensor(expected), atol=1e-5, rtol=1e-5)
