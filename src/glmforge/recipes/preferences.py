@@ -74,9 +74,10 @@ class PreferenceRecipe(Recipe):
         loaded = [load_pairs(file, tell=partial(_tell, source.name, world)) for source, file in files]
         self._train = PairStream(loaded[: len(sources)], seq_len, seed=config.seed)
         self._held_out = PairStream(loaded[len(sources) :], seq_len, seed=config.seed) if held_out else None
-        identities = [file.suffixes[-2] for _, file in files[: len(sources)]]
+        identities = [file.suffixes[-2] for _, file in files]
+        self._held_out_identities = identities[len(sources) :]
         self._curriculum = PairCurriculum(
-            self._train, config.phases[0].name, [source.name for source in sources], identities
+            self._train, config.phases[0].name, [source.name for source in sources], identities[: len(sources)]
         )
         self.fingerprint = self._curriculum.fingerprint()
         model = with_ids_of(config.model, self.tokenizer)
@@ -94,9 +95,8 @@ class PreferenceRecipe(Recipe):
         source = PreferenceSource(config, self._curriculum, backend.world, lambda phase: self.objective(config))
         if config.stage == "dpo":
             streams = {"train": self._train} | ({"held_out": self._held_out} if self._held_out else {})
-            source.reference = Reference(
-                config, backend, streams, self.fingerprint, self.objective(config, with_mtp=False)
-            )
+            pairs = {**self.fingerprint, "held_out": self._held_out_identities}
+            source.reference = Reference(config, backend, streams, pairs, self.objective(config, with_mtp=False))
         return source
 
     def hooks(self) -> Iterable[Hook]:

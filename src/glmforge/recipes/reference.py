@@ -2,9 +2,10 @@
 
 They never change, so they are computed once, before the first step, by the model that is then trained: no second model
 is held. The passes take the same rows in the same batches as the first epoch does, so that at the first step policy and
-reference agree to the last bit in fp32. They are kept in the run's directory with a fingerprint of what they depend
-on, and a run that goes on reads them, on any number of ranks. If they are lost a run with adapters drawn from its seed
-computes them again without adapters; any other cannot, as its weights have moved on.
+reference agree to the last bit in fp32. They are kept in the run's directory with what they depend on: the pairs, the
+compute dtype, and the files of the first weights, which are only compared before the first step, as they may be
+elsewhere later. A run that goes on reads them, on any number of ranks. If they are lost a run with adapters drawn from
+its seed computes them again without adapters; any other cannot, as its weights have moved on.
 """
 
 import io
@@ -17,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from glmforge.backend.base import Backend
-from glmforge.checkpoint.collective import broadcast, run_on_rank_zero
+from glmforge.checkpoint.collective import run_on_rank_zero
+from glmforge.checkpoint.initial_weights import initial_weights_directory
 from glmforge.config.schema import RunConfig
 from glmforge.data.files import write_whole
 from glmforge.data.preferences.stream import PairStream
@@ -49,13 +51,8 @@ class Reference:
     ) -> None:
         self._config, self._backend, self._streams, self._objective = config, backend, streams, objective
         self._file = RunDirectory(config.output_dir).reference
-        about = {
-            "pairs": {name: stream.num_pairs for name, stream in streams.items()} | dict(fingerprint),
-            "init_from": str(config.init_from),
-            "adapters": str(config.lora.init_from) if config.lora is not None else None,
-            "dtype": config.precision.compute,
-        }
-        self._fingerprint = json.dumps(about, sort_keys=True)
+        pairs = {name: stream.num_pairs for name, stream in streams.items()} | dict(fingerprint)
+        self._fingerprint = json.dumps({"pairs": pairs, "dtype": config.precision.compute}, sort_keys=True)
 
     def ensure(self, *, at_start: bool, alive: Alive = quiet) -> None:
         """Read or compute it, unless that is done. Collective.
@@ -68,7 +65,7 @@ class Reference:
         """
         if all(stream.reference_P2 is not None for stream in self._streams.values()):
             return
-        found = broadcast(run_on_rank_zero(self._read), 0)
+        found = run_on_rank_zero(lambda: self._read(at_start=at_start))
         if found is None:
             found = self._compute(at_start, alive)
             run_on_rank_zero(lambda: self._write(found))
@@ -102,13 +99,14 @@ class Reference:
                 for name, stream in self._streams.items()
             }
 
-    def _read(self) -> dict[str, np.ndarray] | None:
+    def _read(self, *, at_start: bool) -> dict[str, np.ndarray] | None:
         """What is kept, if it is this run's."""
         if not self._file.is_file():
             return None
         try:
             with np.load(self._file, allow_pickle=False) as file:
-                if file["fingerprint"].tobytes().decode() != self._fingerprint:
+                kept = [file[name].tobytes().decode() for name in ("fingerprint", "weights")]
+                if kept[0] != self._fingerprint or (at_start and kept[1] != self._weights()):
                     return None
                 return {name: self._checked(file[name], stream) for name, stream in self._streams.items()}
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
@@ -121,10 +119,21 @@ class Reference:
             raise ValueError("wrong shape, or not finite")
         return values_P2
 
+    def _weights(self) -> str:
+        """The files that the run began with."""
+        lora, found = self._config.lora, list[tuple[str, int, int]]()
+        base = None if self._config.init_from is None else initial_weights_directory(self._config.init_from)
+        for directory in (base, None if lora is None else lora.init_from):
+            files = [] if directory is None else sorted(path for path in directory.rglob("*") if path.is_file())
+            found += [(path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in files]
+        return json.dumps(found)
+
     def _write(self, found: Mapping[str, np.ndarray]) -> None:
         ensure_writable(self._file)
+        about = {"fingerprint": self._fingerprint, "weights": self._weights()}
+        texts = {name: np.frombuffer(text.encode(), np.uint8) for name, text in about.items()}
         with io.BytesIO() as file:
-            np.savez(file, fingerprint=np.frombuffer(self._fingerprint.encode(), np.uint8), **found)
+            np.savez(file, **texts, **found)
             try:
                 write_whole(self._file, file.getvalue())
             except DataError as error:

@@ -4,6 +4,7 @@ Two sources of pairs are packed in rows of their own and cut by cp anywhere; DPO
 of every second row.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -63,6 +64,21 @@ def run(config: RunConfig, world: World) -> dict[str, Tensor]:
     return results
 
 
+def first_step(parallel: dict[str, Any]) -> tuple[float, Tensor]:
+    """DPO's loss while the policy still is the reference, and the implicit rewards' sums."""
+    config = preference_config("dpo", parallel=parallel)
+    with join_world(resolve_layout(config, dist.get_world_size()), timeout_s=60) as world:
+        backend, objective, stream = NativeBackend.build(config, world), objective_of(config), random_stream()
+        micro = world.layout.micro_batch_size
+        with backend.evaluating() as model:
+            values_P2 = answer_values(model, stream, objective, 8, micro)
+        stream.reference_P2 = values_P2.float().numpy()
+        batch = stream.batch(0, 8, world.data_rank, world.layout.data_ranks)
+        micro_batches = batch.micro_batches(micro or len(batch.ids_BS))
+        losses, metrics = backend.accumulate(objective, micro_batches).sum(Reducer(world))
+        return losses[0].item(), metrics["pair_scores"]
+
+
 def run_rank(stage: str, parallel: dict[str, Any]) -> dict[str, Tensor]:
     config = preference_config(stage, parallel=parallel, aux_loss_weight=1e-2)
     with join_world(resolve_layout(config, dist.get_world_size()), timeout_s=60) as world:
@@ -99,6 +115,14 @@ def test_layouts_equal_one_process(layout: str, stage: str, expected: dict[str, 
     errors = differences(actual, expected[stage])
     worst = max(errors, key=errors.__getitem__)
     assert errors[worst] < TOLERANCE, f"{worst}: {errors[worst]:.2e}"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_first_step_pays_log_two_to_the_last_bit(layout: str) -> None:
+    num_ranks, parallel = LAYOUTS[layout]
+    for loss, scores in run_ranks(first_step, num_ranks, parallel):
+        assert loss == pytest.approx(math.log(2), rel=1e-7)  # the mean over pairs is rounded
+        assert scores.tolist() == [0.0, 0.0]
 
 
 def count_on_every_rank() -> None:
