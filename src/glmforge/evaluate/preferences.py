@@ -18,6 +18,7 @@ from torch.nn.functional import softplus
 from glmforge.backend.global_batch import run_section
 from glmforge.data.preferences.stream import PairStream
 from glmforge.evaluate.statistics import estimate
+from glmforge.kernels.experts import as_in_training
 from glmforge.model.transformer import Activations, GlmMoe
 from glmforge.objectives.pair_metrics import PAIR_METRICS, pair_metric_values, pair_sums
 from glmforge.objectives.pairs import AnswerObjective, pairs_of
@@ -92,7 +93,8 @@ def answer_values(
                 values_P2.index_add_(0, pairs.number_P.clamp(min=0), found_P2 * known_P[:, None])
             return output.router.aux_loss, output.activations
 
-        model.run(run, len(micro_batches), (num_rows, seq_len), num_mtp=objective.num_mtp, backward=False)
+        with as_in_training():
+            model.run(run, len(micro_batches), (num_rows, seq_len), num_mtp=objective.num_mtp, backward=False)
     return world.sum(values_P2).cpu()
 
 

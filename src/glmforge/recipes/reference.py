@@ -133,7 +133,7 @@ class Reference:
         about = {"fingerprint": self._fingerprint, "weights": self._weights()}
         texts = {name: np.frombuffer(text.encode(), np.uint8) for name, text in about.items()}
         with io.BytesIO() as file:
-            np.savez(file, **texts, **found)
+            np.savez(file, allow_pickle=False, **texts, **found)
             try:
                 write_whole(self._file, file.getvalue())
             except DataError as error:

@@ -51,7 +51,8 @@ def preferences(
     for number, (place, pair) in enumerate(encode_records(files, loaded, config, counts)):
         if number < show:
             console.print(_shown(pair, place, loaded, marked=console.color_system is None))
-        lengths.append((pair.num_prompt, *(len(side.ids) - pair.num_prompt for side in (pair.chosen, pair.rejected))))
+        chosen, rejected = (len(side.ids) - pair.num_prompt for side in (pair.chosen, pair.rejected))
+        lengths.append((pair.num_prompt, chosen, rejected))
         categories[pair.category] = categories.get(pair.category, 0) + 1
         with_margin += pair.margin > 0
     console.print(counts.summary())
