@@ -7,6 +7,7 @@ rows is no pair: `Pairs` has it with a weight of 0, as what differs in length wo
 Shapes: P pairs of documents, N documents, o a rank's own tokens.
 """
 
+from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -84,7 +85,10 @@ def paired_documents(batch: Batch) -> tuple[Tensor, Tensor]:
                 f"sample {batch.sample_indices[row]}: has {numbers[row]} documents, but its paired row has "
                 f"{numbers[row + 1]}; pack both in the same order, including padding"
             )
-    row_N = torch.arange(len(numbers)).repeat_interleave(torch.tensor(numbers))
-    number_N = torch.arange(len(row_N))
+    firsts = [0, *accumulate(numbers)]
+    chosen, rejected = (
+        [number for row in range(side, len(numbers), 2) for number in range(firsts[row], firsts[row + 1])]
+        for side in (0, 1)
+    )
     device = batch.ids_BS.device
-    return number_N[row_N % 2 == 0].to(device), number_N[row_N % 2 == 1].to(device)
+    return on_device(chosen, device, torch.int64), on_device(rejected, device, torch.int64)

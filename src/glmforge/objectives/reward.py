@@ -85,4 +85,4 @@ def add_pair_metrics(
 
 
 def _score(h_tD: Tensor, heads: Heads, depth: int) -> Tensor:
-    return heads.linear["score"](h_tD).squeeze(-1)
+    return heads.linear["score"](h_tD).sum(-1)  # of its one output; FSDP takes no views

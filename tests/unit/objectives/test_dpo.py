@@ -174,7 +174,7 @@ def test_loss_gradients_and_rewards_equal_trls() -> None:
     is_asked_T = batch.labels_BS.flatten() >= 0  # elsewhere a cost is 0 and depends on nothing
     torch.testing.assert_close(gradient[is_asked_T], expected[is_asked_T], atol=TOLERANCE, rtol=0)
     sums = {metric.name: torch.zeros(metric.length, dtype=torch.float64) for metric in objective.metrics}
-    objective.add_metrics(sums, output_of(nll_T), batch, share)
+    objective.add_metrics(sums, output_of(nll_T.detach()), batch, share)
     values = objective.metric_values(sums)
     for mine, name in {
         "score_chosen": "rewards/chosen",
