@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from glmforge.backend.native import NativeBackend
 from glmforge.checkpoint.initial_weights import load_initial_weights
@@ -226,3 +227,20 @@ def test_an_exported_reward_model_scores_in_transformers_as_here(
     # The same fp32 arithmetic in packed rows and in single ones; the scores spread over several units.
     assert torch.tensor(expected).std() > 0.2
     torch.testing.assert_close(scores.float(), torch.tensor(expected), atol=1e-5, rtol=1e-5)
+
+
+def test_adapters_and_the_score_head_are_trained_and_nothing_else(
+    tiny_data: TinyData, base: Path, pairs: Path, tmp_path: Path
+) -> None:
+    config = config_of(tiny_data, base, pairs, "reward", tmp_path / "run", lora={"rank": 4}, optim={"lr": 1e-2})
+    train(config, [StopAfter(3)])
+    train(config)
+    assert losses_of(config)[-1] < losses_of(config)[0] - 0.1
+    assert evaluations_of(config)["held"]["held_out_pair_accuracy"] == 1.0
+    trained = json.loads((config.output_dir / "adapters.json").read_text())["trained"]
+    assert [row["name"] for row in trained if "lora" not in row["name"]] == ["score.weight"]
+    export_run(config.output_dir, tmp_path / "hf", dtype="fp32")
+    exported = load_file(next((tmp_path / "hf").glob("*.safetensors")))
+    first = open_checkpoint(base).weights["model.layers.0.self_attn.q_proj.weight"]
+    assert exported["score.weight"].shape[0] == 1
+    assert not torch.equal(exported["model.layers.0.self_attn.q_proj.weight"], first)  # merged
