@@ -74,7 +74,7 @@ class Reference:
 
     def _compute(self, at_start: bool, alive: Alive) -> dict[str, np.ndarray]:
         lora, phase = self._config.lora, self._config.phases[0]
-        if not at_start and (lora is None or lora.init_from is not None):
+        if not at_start and (lora is None or lora.init_from is not None or lora.modules_to_save):
             raise CheckpointError(
                 f"{self._file}: missing, or of other pairs, weights or precision.compute, and the run has trained on; "
                 "restore it and the settings, or start a new run from the first weights"

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import logging
+import os
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -166,6 +167,10 @@ def ensure_pairs(path: Path, kept: Path, tokenizer: Tokenizer, config: ChatConfi
     Raises:
         DataError: more records are wrong than `config.max_wrong`, no pair is left, or nothing can be written.
     """
+    if kept.is_file():
+        return
+    if kept.parent == path.parent and not os.access(path.parent, os.W_OK):
+        raise DataError(f"{path.parent}: not writable, so encoded pairs cannot be kept there; set data.encoded_dir")
     with alone_in(kept.parent):
         if kept.is_file():
             return

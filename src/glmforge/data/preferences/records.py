@@ -66,12 +66,14 @@ def preference_of(record: Mapping[str, Any]) -> Preference:
             raise DataError(f"it has {field}, but this model supports text only")
     if not {"chosen", "rejected"} <= given.keys():
         raise DataError(f"not a preference pair: it has the fields {shown(', '.join(given)) or 'none'}, but needs both")
-    if {"prompt", "messages"} <= given.keys():
-        raise DataError("it has both prompt and messages; keep one of them")
     sides = {side: _messages(given[side], side) for side in ("chosen", "rejected")}
     are_whole = {side: _role(messages[0]) != "assistant" for side, messages in sides.items()}
     if len(set(are_whole.values())) > 1:
         raise DataError("one of chosen and rejected is a whole conversation, the other an answer")
+    if are_whole["chosen"] and given.get("messages") in (given["chosen"], given["rejected"]):
+        del given["messages"]  # UltraFeedback repeats the chosen conversation
+    if {"prompt", "messages"} <= given.keys():
+        raise DataError("it has both prompt and messages; keep one of them")
     prompt = _prompt(given.get("messages", given.get("prompt")))
     system = [{"role": "system", "content": given["system"]}] if given.get("system") else []
     before = system if are_whole["chosen"] else [*system, *prompt]

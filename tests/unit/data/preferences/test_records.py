@@ -28,6 +28,7 @@ def texts(preference: Preference) -> tuple[list[str], list[str], list[str]]:
         {"messages": [USER], "chosen": GOOD, "rejected": BAD},
         {"chosen": [USER, GOOD], "rejected": [USER, BAD]},
         {"prompt": "Hi", "chosen": [USER, GOOD], "rejected": [USER, BAD], "score_chosen": 9.0},
+        {"prompt": "Hi", "messages": [USER, GOOD], "chosen": [USER, GOOD], "rejected": [USER, BAD], "prompt_id": "1"},
         {"chosen": "\n\nHuman: Hi\n\nAssistant: Hello", "rejected": "\n\nHuman: Hi\n\nAssistant: No"},
         {"prompt": "\n\nHuman: Hi\n\nAssistant:", "chosen": "Hello", "rejected": "No"},
     ],
