@@ -4,12 +4,12 @@ A stage is declared once, as a `StageDeclaration` in `STAGES`: configurations, t
 fits, help and docs read it there. `PLANNED_STAGES` are those that `glmforge plan --stage` knows and no run trains yet.
 What a stage sets for its phases, where a phase says nothing else, and why:
 
-| | pretrain | midtrain, sft |
+| | pretrain | midtrain, sft, reward, dpo |
 |---|---|---|
 | `router_bias_rate` | 1e-3: loads are far from level and the text is plentiful | 0: the report freezes the bias after 15T tokens; the few domains of a batch would pull experts away from the text they were trained on |
 | `aux_loss_weight` | 1e-4 | 1e-4: with the bias frozen, it alone keeps a sequence from falling on a few experts |
-| `mtp_loss_weight` | 0.3 | 0.1, as in the report after 15T tokens: MTP layers stay true to the trunk and take little from it |
-| `packing` | truncate | midtrain: truncate; sft: best_fit, since no conversation is to be cut |
+| `mtp_loss_weight` | 0.3 | 0.1, as in the report after 15T tokens: MTP layers stay true to the trunk and take little from it; dpo: on the chosen answers; reward: 0, it has none |
+| `packing` | truncate | midtrain: truncate; others: best_fit, since no conversation is to be cut |
 
 A run of stage sft that evaluates, and names a file of conversations in `data.held_out`, answers four prompts of them at
 each evaluation where `observe.samples` is not given (`SAMPLES_OF_SFT`): loss and accuracy do not tell whether a model
@@ -32,6 +32,7 @@ from glmforge.config.chat import is_conversation_file
 from glmforge.config.fields import one_of
 from glmforge.config.model import Strict, refuse
 from glmforge.config.phase import PhaseConfig
+from glmforge.config.preferences import DpoConfig, RewardConfig, check_preferences, check_reward
 from glmforge.config.rl import RlConfig
 from glmforge.config.role import MODEL, Role
 
@@ -78,6 +79,7 @@ class StageDeclaration:
         fill: of what a run is given makes other defaults, by section.
         own_settings: fields of `RunConfig`, with dots, that other stages have no use for unless they name them too.
         check_phase: raises `ValueError` (`refuse`) for settings of a phase that the stage cannot have, given its place.
+        check_run: the same for those of the `RunConfig`.
     """
 
     name: str
@@ -92,6 +94,7 @@ class StageDeclaration:
     fill: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda given: {}
     own_settings: tuple[str, ...] = ()
     check_phase: Callable[[str, PhaseConfig], None] = lambda place, phase: None
+    check_run: Callable[[Any], None] = lambda run: None
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -158,6 +161,12 @@ def _roles_of_rl(run: Any) -> tuple[Role, ...]:
 
 _ADAPTED = {"router_bias_rate": 0.0, "mtp_loss_weight": 0.1}
 
+_DPO = (
+    Role("actor"),
+    # It answers once for each pair, before the first step, while the actor's weights still are its own.
+    Role("reference", is_trained=False, forwards=1, weights_of="actor"),
+)
+
 STAGES = {
     stage.name: stage
     for stage in (
@@ -187,6 +196,25 @@ STAGES = {
             check_phase=_check_sft_phase,
         ),
         StageDeclaration(
+            name="reward",
+            summary="a model that scores answers, on pairs of them",
+            recipe="glmforge.recipes.preferences:reward",
+            roles=lambda run: (Role("model", has_vocabulary=False),),
+            phase_defaults=_ADAPTED | {"mtp_loss_weight": 0.0, "packing": "best_fit"},
+            sections={"reward": RewardConfig},
+            check_run=check_reward,
+        ),
+        StageDeclaration(
+            name="dpo",
+            summary="a trained model on pairs of answers, against the model that it was",
+            recipe="glmforge.recipes.preferences:dpo",
+            roles=lambda run: _DPO,
+            needs_lm_head=True,
+            phase_defaults=_ADAPTED | {"packing": "best_fit"},
+            sections={"dpo": DpoConfig},
+            check_run=check_preferences,
+        ),
+        StageDeclaration(
             name="rl",
             summary="a policy on rewards of its own answers: GRPO, PPO and relatives",
             recipe="glmforge.recipes.rl:RlRecipe",
@@ -211,14 +239,7 @@ _POLICY = (
 
 PLANNED_STAGES = {
     stage.name: stage
-    for stage in (
-        StageDeclaration(
-            name="reward",
-            summary="a model with one output per token",
-            roles=lambda run: (Role("model", has_vocabulary=False),),
-        ),
-        StageDeclaration(name="policy", summary="up to four models, alternately", roles=lambda run: _POLICY),
-    )
+    for stage in (StageDeclaration(name="policy", summary="up to four models, alternately", roles=lambda run: _POLICY),)
 }
 """Stages that a configuration cannot say yet."""
 
@@ -281,6 +302,7 @@ def check_stage(name: str, run: Strict, phases: Sequence[PhaseConfig], init_from
             refuse(section, f"stage '{name}' needs this section, with {', '.join(_required(kind))}")
     for index, phase in enumerate(phases):
         stage.check_phase(f"phases.{index}", phase)
+    stage.check_run(run)
     if stage.starts_from_weights and init_from is None:
         refuse(
             "init_from",

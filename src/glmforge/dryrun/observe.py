@@ -12,6 +12,8 @@ from torch import Tensor
 
 from glmforge.adapt.lora import adapters_of
 from glmforge.backend.native import NativeBackend
+from glmforge.backend.objective import Objective
+from glmforge.config.preferences import DpoConfig, RewardConfig
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.dryrun.schedules import observe_pipeline
@@ -19,9 +21,10 @@ from glmforge.dryrun.steps import BACKWARD, FORWARD, Task, label_of
 from glmforge.dryrun.tracker import MemoryTracker, Storage
 from glmforge.errors import ConfigError
 from glmforge.kernels.choice import choose
-from glmforge.model.loss import CrossEntropy, CrossEntropyHead
 from glmforge.model.transformer import ForwardOutput
+from glmforge.objectives.dpo import DpoObjective
 from glmforge.objectives.next_token import NextTokenObjective
+from glmforge.objectives.reward import RewardObjective
 from glmforge.optim.elastic import ElasticPenalty
 from glmforge.optim.optimizer import Optimizer, build_optimizer
 from glmforge.optim.sharding import chunks_of
@@ -82,7 +85,7 @@ def observe_step(
 
     `initialize` gives the allocated weights values, where there are any.
     """
-    if not config.model.lm_head:
+    if not config.model.lm_head and config.stage != "reward":
         raise ConfigError("the dry run trains on next tokens, but model.lm_head is false; plan without --dry-run")
     phase = config.phases[0]
     tracker = MemoryTracker()
@@ -91,9 +94,9 @@ def observe_step(
     if model.pipeline is not None:
         stand_ins.adapt_pipeline(model.pipeline)
         observe_pipeline(model.pipeline, seen.mark)
-    objective = _MarkedObjective(
-        phase, config.model.num_nextn_predict_layers, mark=seen.mark, is_piped=world.layout.pp > 1
-    )
+    objective = _objective(config)
+    if world.layout.pp == 1:
+        _mark_forwards(objective, seen.mark)
 
     def to_host(numbers: Tensor) -> list[float]:
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
@@ -159,19 +162,28 @@ def _lasting(
     }
 
 
-class _MarkedObjective(NextTokenObjective):
-    """The trainer's objective, which marks where forward passes begin and end if no pipeline stage does."""
+def _objective(config: RunConfig) -> Objective:
+    """The run's own."""
+    phase, num_mtp = config.phases[0], config.model.num_nextn_predict_layers
+    if config.stage == "reward":
+        return RewardObjective(phase, ["pairs"], config.stage_settings(RewardConfig))
+    if config.stage == "dpo":
+        return DpoObjective(phase, num_mtp, ["pairs"], config.stage_settings(DpoConfig))
+    return NextTokenObjective(phase, num_mtp)
 
-    def __init__(self, *args: Any, mark: Callable[[str | Task], None], is_piped: bool) -> None:
-        super().__init__(*args)
-        self._mark = (lambda what: None) if is_piped else mark
 
-    def head(self, batch: Batch, share: TokenShare) -> CrossEntropyHead:
-        self._mark(FORWARD)
-        return super().head(batch, share)
+def _mark_forwards(objective: Objective, mark: Callable[[str | Task], None]) -> None:
+    """Have it mark where forward passes begin and end, as no pipeline stage does."""
+    head, numerators = objective.head, objective.numerators
 
-    def numerators(self, output: ForwardOutput[CrossEntropy], batch: Batch, share: TokenShare) -> Tensor:
-        result = super().numerators(output, batch, share)
-        self._mark("forward done")
-        self._mark(BACKWARD)
+    def marked_head(batch: Batch, share: TokenShare) -> Any:
+        mark(FORWARD)
+        return head(batch, share)
+
+    def marked_numerators(output: ForwardOutput[Any], batch: Batch, share: TokenShare) -> Tensor:
+        result = numerators(output, batch, share)
+        mark("forward done")
+        mark(BACKWARD)
         return result
+
+    objective.head, objective.numerators = marked_head, marked_numerators  # type: ignore[method-assign]

@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from glmforge.config.layout import Layout, resolve_layout
 from glmforge.config.schema import RunConfig
+from glmforge.data.preferences.stream import MARGIN, PAIR, REFERENCE
 from glmforge.data.stream.batch import Batch
 from glmforge.dryrun.alone import even_splits, isolate_pipeline, micro_batch_size, world_of_one
 from glmforge.dryrun.excerpts import excerpt_of
@@ -53,7 +54,7 @@ def dry_run_rank(
             to_host=lambda numbers: [1.0] + [0.0] * (len(numbers) - 1),
             mode=lambda: FakeTensorMode(allow_non_fake_inputs=True),
         )
-        seen, model = observe_step(config, world, lambda: _batch(num_rows, phase.seq_len), stand_ins)
+        seen, model = observe_step(config, world, lambda: _batch(config, num_rows), stand_ins)
         classes = shard_classes(model, layout, rank)
     return RankFindings(seen.held, classes, excerpt.steps(seen))
 
@@ -87,7 +88,12 @@ def _prepared(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"parallel": parallel, "phases": [phase]})
 
 
-def _batch(num_rows: int, seq_len: int) -> Batch:
-    """Rows of one document each."""
-    ids_BS = torch.zeros(num_rows, seq_len, dtype=torch.int64)
-    return Batch(ids_BS, ids_BS.clone(), ((seq_len,),) * num_rows, (0,) * num_rows, (0,) * num_rows)
+def _batch(config: RunConfig, num_rows: int) -> Batch:
+    """Rows of one document each; of answers in the stages that compare them."""
+    seq_len = config.phases[0].seq_len
+    ids_BS, per_token = torch.zeros(num_rows, seq_len, dtype=torch.int64), {}
+    if config.stage in ("reward", "dpo"):
+        per_token = {name: torch.zeros(num_rows, seq_len) for name in (MARGIN, REFERENCE)}
+        per_token[PAIR] = torch.ones_like(ids_BS)
+    zeros = (0,) * num_rows
+    return Batch(ids_BS, ids_BS.clone(), ((seq_len,),) * num_rows, zeros, zeros, per_token)

@@ -14,7 +14,7 @@ multiple of 32, and few shapes remain. See `row_slices` for why nothing is copie
 
 Where no gradient is wanted and rows are few, as in generation, reading the weights is what takes time: `sliced` then
 leaves the work to the native kernels (`glmforge.kernels.native`), which share all experts' weights among the threads
-and compile nothing for a shape.
+and compile nothing for a shape; but not `as_in_training`.
 
 Shapes: N rows, E experts, J input and O output features.
 """
@@ -34,6 +34,8 @@ from glmforge.kernels.target import automatic, kernel_device, unknown_implementa
 BF16_ROW_MULTIPLE = 32
 FEW_ROWS = 1024
 """Of all experts together, at most this many rows are left to the native kernels."""
+
+_in_training: ContextVar[bool] = ContextVar("in_training", default=False)
 
 
 def expert_linear(x_NJ: Tensor, weight_EOJ: Tensor, counts_E: Tensor, *, implementation: str = "auto") -> Tensor:
@@ -65,26 +67,23 @@ def _chosen(x_NJ: Tensor, implementation: str) -> str:
     return implementation
 
 
-_AS_IN_TRAINING = ContextVar("as_in_training", default=False)
-
-
 @contextmanager
 def as_in_training() -> Iterator[None]:
-    """Inside, passes without gradients compute as those with them, to the last bit: what few rows take otherwise adds
-    up in another order."""
-    token = _AS_IN_TRAINING.set(True)
+    """Within, forward passes without a gradient take the kernels of those with one: both agree to the last bit."""
+    token = _in_training.set(True)
     try:
         yield
     finally:
-        _AS_IN_TRAINING.reset(token)
+        _in_training.reset(token)
 
 
 def is_for_native(x_NJ: Tensor, weight_EOJ: Tensor) -> bool:
     """Whether "sliced" leaves the work to the native kernels."""
     return (
-        not (torch.is_grad_enabled() or _AS_IN_TRAINING.get())
+        not torch.is_grad_enabled()
         and 0 < len(x_NJ) <= FEW_ROWS
         and not torch.compiler.is_compiling()
+        and not _in_training.get()
         and type(x_NJ) is Tensor  # has memory, as a fake one has not
         and x_NJ.device.type == "cpu"
         and (x_NJ.dtype == weight_EOJ.dtype or weight_EOJ.dtype == torch.float32)

@@ -32,7 +32,7 @@ class NextTokenObjective(Objective):
     cross-entropy.
     """
 
-    metric_rows = (
+    metric_rows: tuple[Metric, ...] = (
         Metric(
             "z_loss", "nats^2/token", "loss", "mean squared log of the logits' summed exponentials, before its weight"
         ),

@@ -15,6 +15,7 @@
     time.jsonl         of a run that a job's supervisor started: where its time went
     anomalies.jsonl    steps with an unusual loss or gradient, and the samples they saw
     skipped.json       samples that are omitted since a loss spike
+    reference.npz      of a run of stage dpo: what the model it began with said of each answer
     control            a command to the live run, until it is taken
     hangs/             what each rank was doing when the run hung
     profile/           step-*, traces of steps that were profiled
@@ -66,6 +67,10 @@ class RunDirectory:
     @property
     def tokenizer(self) -> Path:
         return self.root / "tokenizer"
+
+    @property
+    def reference(self) -> Path:
+        return self.root / "reference.npz"
 
     @property
     def info(self) -> Path:

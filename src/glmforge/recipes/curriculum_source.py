@@ -5,19 +5,32 @@ source goes on at any sample, on any number of ranks, with other batch sizes, an
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from glmforge.backend.objective import Objective
 from glmforge.config.layout import resolve_layout
 from glmforge.config.phase import PhaseConfig
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
-from glmforge.data.stream.curriculum import Curriculum
-from glmforge.data.stream.loader import Loader
+from glmforge.data.stream.loader import Batches, Loader
 from glmforge.data.stream.plan import BatchRange, planned_batches
 from glmforge.optim.schedule import learning_rate_schedule
 from glmforge.parallel.world import World
 from glmforge.training.source import BatchSource, Phase, Position, Range, StepInput, Total
+
+
+class PhaseSamples(Protocol):
+    """What `CurriculumSource` reads; see `glmforge.data.stream.curriculum.Curriculum`."""
+
+    def stream(self, phase_index: int, samples_consumed: Mapping[str, int]) -> Batches: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any], samples_consumed: Mapping[str, int]) -> list[str]: ...
+
+    def describe(self, phase_index: int, sample: int) -> dict[str, Any]: ...
+
+    def epochs(self, samples_consumed: Mapping[str, int]) -> dict[str, float]: ...
 
 
 class CurriculumSource(BatchSource):
@@ -31,7 +44,7 @@ class CurriculumSource(BatchSource):
     def __init__(
         self,
         config: RunConfig,
-        curriculum: Curriculum,
+        curriculum: PhaseSamples,
         world: World,
         make_objective: Callable[[PhaseConfig], Objective],
     ) -> None:

@@ -45,7 +45,7 @@ class RunData:
 
 def open_data(config: RunConfig, world: World) -> RunData:
     """Tokenizer, sources and held-out shards; makes what of them is not there yet. Collective."""
-    _check_paths(config.data)
+    check_paths(config.data)
     tokenizer = Tokenizer.load(config.data.tokenizer)
     if tokenizer.vocab_size > config.model.vocab_size:
         raise ConfigError(
@@ -70,7 +70,7 @@ def open_data(config: RunConfig, world: World) -> RunData:
     return RunData(config, tokenizer, Curriculum(config, shards), held_out)
 
 
-def _check_paths(data: DataConfig) -> None:
+def check_paths(data: DataConfig) -> None:
     """Name the setting whose file is not there, and from where a relative path was looked for."""
     wanted: list[tuple[str, Path, str | None]] = [("data.tokenizer", data.tokenizer / TOKENIZER_FILE, "tokenizer")]
     for key, sources in (("sources", data.sources), ("held_out", data.held_out)):
@@ -107,7 +107,7 @@ def _with_encoded_conversations(config: RunConfig, tokenizer: Tokenizer, world: 
             ensure_encoded(source.path, data.tokenizer, chat, identity, data.encoded_dir, workers)
             identities.append(identity)
 
-    _once_per_node(encode, world, what="encode conversations")
+    once_per_node(encode, world, what="encode conversations")
     names = [
         f"data.{key}.{s.name}" for key in ("sources", "held_out") for s in getattr(data, key) if s.is_conversations
     ]
@@ -139,10 +139,10 @@ def _pack_once(config: RunConfig, shards: Mapping[str, TokenShard], world: World
             for name in config.source_weights(phase) if phase.packing == "best_fit" else ():
                 ensure_packing(shards[name], phase.seq_len, packing_dir)
 
-    _once_per_node(pack, world, what="pack the sources")
+    once_per_node(pack, world, what="pack the sources")
 
 
-def _once_per_node(make: Callable[[], None], world: World, *, what: str) -> None:
+def once_per_node(make: Callable[[], None], world: World, *, what: str) -> None:
     """Call `make`, which makes what is not there, in the first process of each node: in rank 0 before all others, so
     that nodes which share its directory find what it has made."""
     first = LaunchEnvironment.read().is_first_of_node

@@ -1,7 +1,8 @@
 """What the report's plots show: each a function from a run's log to a `Figure`, or None without data for it.
 
 How they are drawn is `canvas.py`; those of the experts are `figures_balance.py`, those of needle
-tests `figures_needles.py`, those of benchmarks `figures_benchmarks.py`, of reinforcement learning `figures_rl.py`.
+tests `figures_needles.py`, those of benchmarks `figures_benchmarks.py`, of pairs of answers
+`figures_preferences.py`, of reinforcement learning `figures_rl.py`.
 """
 
 import math
@@ -35,6 +36,7 @@ from glmforge.report.figures_balance import (
 )
 from glmforge.report.figures_benchmarks import benchmark_scores
 from glmforge.report.figures_needles import needles_by_depth, needles_by_length
+from glmforge.report.figures_preferences import pair_accuracy, pair_loss, pair_scores
 from glmforge.report.figures_rl import reward_figures
 from glmforge.report.overfitting import Verdict, find_overfitting
 
@@ -50,10 +52,13 @@ def draw_figures(run: RunLog, evaluations: Path | None = None) -> list[Figure]:
     """
     plots: tuple[Callable[[RunLog], Figure | None], ...] = (
         _loss,
+        pair_loss,
         _source_loss,
         _held_out,
         _gap,
         _accuracy,
+        pair_accuracy,
+        pair_scores,
         _held_out_answers,
         partial(benchmark_scores, results=evaluations),
         needles_by_length,

@@ -82,6 +82,13 @@ def _loss_tiles(run: RunLog) -> list[Tile]:
     rewards = values_of(run.metrics, "reward")
     if rewards:
         tiles.append(Tile("Reward", f"{rewards[-1]:.3f}", _with_first(rewards, "mean", ".3f")))
+    if pair_losses := values_of(run.metrics, "pair_loss"):
+        tiles.append(Tile("Training loss", f"{pair_losses[-1]:.3f}", _with_first(pair_losses, "nats/pair", ".2f")))
+    compared = {record["source"]: record for record in run.evaluations if "held_out_pair_accuracy" in record}
+    for source in sorted(compared)[:_MAX_SOURCE_TILES]:
+        low, high = (compared[source][f"held_out_pair_accuracy_{end}"] for end in ("low", "high"))
+        share = f"{compared[source]['held_out_pair_accuracy']:.1%}"
+        tiles.append(Tile(f"Held-out {source}", share, f"of pairs, {low:.0%} to {high:.0%}"))
     evaluations = [record for record in run.evaluations if "bits_per_byte" in record]
     for source in sorted({record["source"] for record in evaluations})[:_MAX_SOURCE_TILES]:
         held_out = [record["bits_per_byte"] for record in evaluations if record["source"] == source]

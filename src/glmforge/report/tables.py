@@ -87,7 +87,7 @@ def _phases(run: RunLog) -> Table:
                 f"{last['step'] - before['step']:,}",
                 format_count(last["tokens"] - before["tokens"]),
                 f"{median(trained):.1%}" if trained else "",
-                _span(values_of(records, "loss"), ".3f"),
+                _span(values_of(records, "loss") or values_of(records, "pair_loss"), ".3f"),
                 _span(values_of(records, "lr"), ".1e"),
                 format_count(median(speeds)) if speeds else "",
                 format_duration(training_seconds(records, after_step=before["step"])),

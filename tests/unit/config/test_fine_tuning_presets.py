@@ -13,10 +13,12 @@ from glmforge.config.presets import preset_names
 from glmforge.plan.layout import STEPS_FOR_EPOCHS
 
 ON = {
+    "dpo_air": (64, "h100-80gb"),
     "lora_355b_2x8h200": (16, "h200"),
     "lora_355b_4x8h100": (32, "h100-80gb"),
     "lora_air_2x8h200": (16, "h200"),
     "lora_air_8x80gb": (8, "h100-80gb"),
+    "reward_air": (64, "h100-80gb"),
     "sft_air_8x8h100": (64, "h100-80gb"),
 }
 """GPUs, and which."""
@@ -40,7 +42,8 @@ def test_they_load_and_each_batch_lies_on_the_gpus(name: str) -> None:
     assert load_config(dump_config(config)) == config
     assert layout.ep == NODE  # tokens go to their experts within a node
     (phase,) = config.phases
-    assert layout.rank_batch_size(phase) == layout.num_micro_batches(phase)  # one sequence at a time
+    at_a_time = 2 if config.stage in ("reward", "dpo") else 1  # a sequence, or both rows of a pair
+    assert layout.rank_batch_size(phase) == at_a_time * layout.num_micro_batches(phase)
 
 
 def test_air_on_two_nodes_is_what_guides_ask_for() -> None:
@@ -65,7 +68,7 @@ def test_they_are_planned_without_their_data(name: str) -> None:
     world_size, gpu = ON[name]
     result = CliRunner().invoke(app, ["plan", name, "--gpus", str(world_size), "--gpu", gpu, "--json"])
     assert result.exit_code == 0, result.output
-    assert f"phase sft: the number of steps in 3 epochs depends on the data; planned as {STEPS_FOR_EPOCHS:,} steps" in (
-        result.stderr
-    )
+    (phase,) = load_config(name).phases
+    counted = f"phase {phase.name}: the number of steps in {phase.epochs:g} epochs depends on the data; planned as"
+    assert f"{counted} {STEPS_FOR_EPOCHS:,} steps" in result.stderr
     assert json.loads(result.stdout)["memory"]["share"] < 0.8  # the rest is for allocator, NCCL and uneven routing

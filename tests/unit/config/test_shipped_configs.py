@@ -16,6 +16,7 @@ CONFIGS = sorted(DIRECTORY.rglob("*.yaml"))
 WORLD_SIZES = {
     "curriculum_local": 1,
     "demo": 1,
+    "dpo_local": 1,
     "midtrain_128k": 128,
     "midtrain_200k": 1024,
     "midtrain_32k": 128,
@@ -27,6 +28,7 @@ WORLD_SIZES = {
     "pretrain_glm45_355b_long": 8192,
     "pretrain_glm45_air_106b": 1024,
     "pretrain_glm46_355b": 8192,
+    "reward_local": 1,
     "scaled_down_64gpu": 64,
     "small_1b": 1,
 }

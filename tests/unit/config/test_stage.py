@@ -12,8 +12,14 @@ from glmforge.errors import ConfigError
 FROM = "init_from=base"
 
 
+SCORE_ONLY = ["model.heads={score: 1}", "model.lm_head=false", "model.num_nextn_predict_layers=0"]
+PAIRS = ["data.sources.0.path=pairs.jsonl", "data.held_out.0.path=held.jsonl"]
+OF_STAGE = {"reward": [*PAIRS, *SCORE_ONLY], "dpo": PAIRS}
+"""What a stage cannot be without."""
+
+
 def run_of(run_yaml: str, stage: str, *overrides: str) -> RunConfig:
-    return load_config(run_yaml, [f"stage={stage}", FROM, *overrides])
+    return load_config(run_yaml, [f"stage={stage}", FROM, *OF_STAGE.get(stage, ()), *overrides])
 
 
 @pytest.mark.parametrize(
@@ -22,6 +28,8 @@ def run_of(run_yaml: str, stage: str, *overrides: str) -> RunConfig:
         ("pretrain", {"router_bias_rate": 1e-3, "mtp_loss_weight": 0.3, "packing": "truncate"}),
         ("midtrain", {"router_bias_rate": 0.0, "mtp_loss_weight": 0.1, "packing": "truncate"}),
         ("sft", {"router_bias_rate": 0.0, "mtp_loss_weight": 0.1, "packing": "best_fit"}),
+        ("reward", {"router_bias_rate": 0.0, "mtp_loss_weight": 0.0, "packing": "best_fit"}),
+        ("dpo", {"router_bias_rate": 0.0, "mtp_loss_weight": 0.1, "packing": "best_fit"}),
     ],
 )
 def test_a_phase_that_says_nothing_has_the_defaults_of_the_stage(
@@ -49,9 +57,6 @@ def test_a_phase_with_another_balance_has_no_bias_to_freeze(run_yaml: str) -> No
     assert run_of(run_yaml, "midtrain", "phases.0.balance=sinkhorn").phases[0].balance == "sinkhorn"
 
 
-SCORE_ONLY = ["model.heads={score: 1}", "model.lm_head=false", "model.num_nextn_predict_layers=0"]
-
-
 @pytest.mark.parametrize(
     ("stage", "overrides", "message"),
     [
@@ -71,8 +76,23 @@ SCORE_ONLY = ["model.heads={score: 1}", "model.lm_head=false", "model.num_nextn_
         ("midtrain", ["init_from=null"], "init_from: stage 'midtrain' starts from trained weights; set a Hugging"),
         ("pretrain", SCORE_ONLY, "model.lm_head: stage 'pretrain' trains on next tokens; remove this key or set it"),
         ("pretrain", ["backend=deepspeed"], "backend: should be 'native', not 'deepspeed'"),
+        ("pretrain", ["dpo={}"], "dpo: belongs to stage 'dpo', but this run's"),
+        ("dpo", ["dpo.beta=0"], "dpo.beta: should be greater than 0"),
+        ("dpo", ["dpo.label_smoothing=0.5"], "dpo.label_smoothing: should be less than 0.5"),
+        ("dpo", SCORE_ONLY, "model.lm_head: stage 'dpo' trains on next tokens"),
+        ("reward", ["model.heads={value: 1}"], "model.heads: a reward model answers with one score; set {score: 1}"),
+        ("reward", ["model.lm_head=true"], "model.lm_head: a reward model has no use for it; set it to false"),
+        ("dpo", ["phases.0.packing=truncate"], "phases.0.packing: does not apply to pairs of answers"),
+        ("dpo", ["phases.0.z_loss_weight=1e-4"], "phases.0.z_loss_weight: does not apply to pairs of answers"),
+        ("dpo", ["phases.0.batch_size=7"], "phases.0.batch_size: 7 rows are no pairs of rows (stage 'dpo'); make it"),
+        ("dpo", ["parallel.micro_batch_size=1"], "parallel.micro_batch_size: 1 rows are no pairs of rows"),
+        ("dpo", ["data.sources.0.path=data/train"], "data.sources.0.path: stage 'dpo' reads preference pairs"),
+        ("dpo", ["data.held_out.0.path=data/held"], "data.held_out.0.path: stage 'dpo' reads preference pairs"),
+        ("dpo", ["data.sources.0.weight=2"], "data.sources.0.weight: stage 'dpo' reads all sources once in an epoch"),
+        ("dpo", ["data.sources.0.chat={overlong: cut}"], "data.sources.0.chat.overlong: does not apply to pairs"),
+        ("dpo", ["observe.samples={prompts: [a]}"], "observe.samples: stage 'dpo' evaluates held-out pairs only"),
         ("sfd", [], "stage: unknown 'sfd'; did you mean 'sft'?"),
-        ("[sft]", [], "stage: should be 'pretrain', 'midtrain' or 'sft'"),
+        ("[sft]", [], "stage: should be 'pretrain', 'midtrain', 'sft', 'reward' or 'dpo'"),
     ],
 )
 def test_what_the_stage_has_no_use_for_is_refused(

@@ -61,6 +61,8 @@ def test_the_fullest_rank_fits(name: str, world_size: int, phase: str | None, ov
         pytest.param("lora_355b_2x8h200", 16, "h200", marks=pytest.mark.full),
         pytest.param("lora_355b_4x8h100", 32, "h100-80gb", marks=pytest.mark.full),
         pytest.param("sft_air_8x8h100", 64, "h100-80gb", marks=pytest.mark.full),
+        pytest.param("dpo_air", 64, "h100-80gb", marks=pytest.mark.full),
+        pytest.param("reward_air", 64, "h100-80gb", marks=pytest.mark.full),
     ],
 )
 def test_the_packaged_fine_tuning_fits(name: str, world_size: int, gpu: str) -> None:
@@ -68,4 +70,5 @@ def test_the_packaged_fine_tuning_fits(name: str, world_size: int, gpu: str) -> 
     found, room = dry_run(config, world_size), find_machine(gpu).accelerator.memory_bytes
     assert 0 < found.peak < 0.8 * room
     (place,) = estimate_memory(config, found.layout, stage_of(config)).places
-    assert place.peak == pytest.approx(found.peak, rel=0.07)  # closed forms take frozen layers to keep what others do
+    # Closed forms take frozen layers to keep what others do, and DPO's head to make gradients in the forward pass.
+    assert place.peak == pytest.approx(found.peak, rel=0.12 if config.stage == "dpo" else 0.07)

@@ -39,8 +39,7 @@ REFUSED = {
     "a file of the user": "got_in(open(SECRET).read())",
     "passwords": "[got_in(p) for p in ('/etc/passwd', '/etc/shadow', '/etc/hosts') if os.path.exists(p)]",
     "homes and keys": (
-        "[got_in(p) for p in ("
-        "'/root', '/home', '/work', '/var/log', '/mnt', HOME, HOME + '/.ssh') if os.path.exists(p)]"
+        "[got_in(p) for p in ('/root', '/home', '/var/log', '/mnt', HOME, HOME + '/.ssh') if os.path.exists(p)]"
     ),
     "the library of this package": "got_in() if os.path.exists(SOURCE) and not SOURCE.startswith('/usr/') else None",
     "a link to a secret": "os.symlink(SECRET, '/tmp/link'); got_in(open('/tmp/link').read())",

@@ -8,7 +8,7 @@ from importlib import import_module
 
 import typer
 
-from glmforge.cli.data import chat, mixture, needles, tokens
+from glmforge.cli.data import chat, mixture, needles, preferences, tokens
 
 app = typer.Typer(no_args_is_help=True, help="From raw documents to clean, deduplicated, packed token shards.")
 
@@ -20,6 +20,7 @@ _PANELS = {
         tokens.fertility,
         tokens.tokenize,
         chat.chat,
+        preferences.preferences,
         mixture.mix,
         tokens.pack,
         needles.needles,

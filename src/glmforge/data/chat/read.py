@@ -55,15 +55,16 @@ class RawRecord(NamedTuple):
         return parse_json(text, dict, source=self.where, error=DataError)
 
 
-def read_records(paths: Sequence[Path]) -> Iterator[RawRecord]:
-    """The records of files and directories in order; of a directory all files of a known kind, by name.
+def read_records(paths: Sequence[Path], fields: Sequence[str] = RECORD_FIELDS) -> Iterator[RawRecord]:
+    """The records of files and directories in order; of a directory all files of a known kind, by name. Of Parquet only
+    the columns `fields` are read.
 
     Raises:
         DataError: a file is missing, of an unknown kind, or cannot be read on.
         MissingPackageError: .parquet without pyarrow, .zst without zstandard.
     """
     for path in (file for given in paths for file in _files(given)):
-        yield from _parquet(path) if path.name.endswith(".parquet") else _text_records(path)
+        yield from _parquet(path, fields) if path.name.endswith(".parquet") else _text_records(path)
 
 
 def _files(path: Path) -> list[Path]:
@@ -148,14 +149,14 @@ def _skip_space(text: str, place: int) -> int:
     return found.end()
 
 
-def _parquet(path: Path) -> Iterator[RawRecord]:
+def _parquet(path: Path, fields: Sequence[str]) -> Iterator[RawRecord]:
     name = escaped(str(path))
     with needed_for(f"{path}:"):
         import pyarrow
         from pyarrow import parquet
     try:
         with arrow_input(path) as opened, parquet.ParquetFile(opened) as table:
-            columns = [field for field in table.schema_arrow.names if field in RECORD_FIELDS]
+            columns = [field for field in table.schema_arrow.names if field in fields]
             if not columns:
                 raise DataError(
                     f"{path}: no column of conversations (there are: {', '.join(table.schema_arrow.names)})"

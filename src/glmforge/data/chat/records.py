@@ -36,7 +36,7 @@ _SHARE_GPT_ROLES = {
 }
 
 _TURN_FIELDS = (*REASONING_FIELDS, "loss_weight", "weight")
-_MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+MEDIA_FIELDS = ("images", "image", "videos", "video", "audios", "audio")
 
 
 def conversation_of(record: Mapping[str, Any]) -> Conversation:
@@ -50,7 +50,7 @@ def conversation_of(record: Mapping[str, Any]) -> Conversation:
         raise DataError("a preference pair (chosen, rejected), not a conversation to imitate")
     if present.get("label") is False:
         raise DataError("an answer that is marked as bad (label: false), not a conversation to imitate")
-    for field in _MEDIA:
+    for field in MEDIA_FIELDS:
         if present.get(field):
             raise DataError(f"it has {field}, but this model supports text only")
     for needed, known, read in _KINDS:
@@ -152,6 +152,6 @@ _KINDS: tuple[tuple[tuple[str, ...], tuple[str, ...], Callable[[Mapping[str, Any
 """Fields that tell a kind, fields that it may have, and its reader."""
 
 RECORD_FIELDS = tuple(
-    dict.fromkeys([*(f for _, known, _ in _KINDS for f in known), "chosen", "rejected", "label", *_MEDIA])
+    dict.fromkeys([*(f for _, known, _ in _KINDS for f in known), "chosen", "rejected", "label", *MEDIA_FIELDS])
 )
 """All fields that any kind reads."""

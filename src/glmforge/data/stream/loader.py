@@ -13,12 +13,12 @@ import signal
 import threading
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from glmforge.data.stream.batch import Batch
-from glmforge.data.stream.phase import PhaseStream
 from glmforge.data.stream.plan import BatchRange
 from glmforge.errors import DataError, GlmforgeError
 
@@ -26,6 +26,12 @@ _DEATHS = ("exited unexpectedly", "killed by signal")
 """What DataLoader's RuntimeError says when a reading process is gone."""
 
 _OF_THE_PARENT = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2}
+
+
+class Batches(Protocol):
+    """Any rank's slice of any range of samples; see `glmforge.data.stream.phase.PhaseStream`."""
+
+    def batch(self, first: int, size: int, rank: int = 0, world: int = 1) -> Batch: ...
 
 
 class Loader:
@@ -43,7 +49,7 @@ class Loader:
 
     def __init__(
         self,
-        stream: PhaseStream,
+        stream: Batches,
         batches: Iterable[BatchRange],
         *,
         rank: int = 0,
@@ -92,7 +98,7 @@ def _next(batches: Iterator[Batch | GlmforgeError]) -> Batch | GlmforgeError | N
 class _Batches(Dataset[Batch | GlmforgeError]):
     """Range of samples -> the rank's batch, or why it failed: raised here, it would arrive with a traceback."""
 
-    def __init__(self, stream: PhaseStream, rank: int, world: int) -> None:
+    def __init__(self, stream: Batches, rank: int, world: int) -> None:
         self._stream, self._rank, self._world = stream, rank, world
 
     def __getitem__(self, batch: BatchRange) -> Batch | GlmforgeError:
