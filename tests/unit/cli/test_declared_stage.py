@@ -88,9 +88,9 @@ def test_a_configuration_has_its_section_and_defaults() -> None:
         (["stage=pretrain", "twins={}"], "twins: belongs to stage 'twins', but this run's"),
         (
             ["stage=finetune"],
-            "stage: should be 'pretrain', 'midtrain', 'sft', 'reward', 'dpo' or 'twins', not 'finetune'",
+            "stage: should be 'pretrain', 'midtrain', 'sft', 'reward', 'dpo', 'rl' or 'twins', not 'finetune'",
         ),
-        (["stage=policy"], "stage: should be 'pretrain', 'midtrain', 'sft', 'reward', 'dpo' or 'twins', not 'policy'"),
+        (["stage=policy"], "stage: should be 'pretrain', 'midtrain', 'sft', 'reward', 'dpo', 'rl' or 'twins', not 'policy'"),
     ],
 )
 def test_what_is_wrong_is_told_in_its_words(overrides: list[str], message: str) -> None:
@@ -116,7 +116,7 @@ def test_a_plan_shows_its_models(path: str) -> None:
     assert "Models of stage twins" in shown
     assert "twin " in shown
     result = CliRunner().invoke(app, ["plan", path, "--stage", "triplets"])
-    assert "choose one of pretrain, midtrain, sft, reward, dpo, twins, lora, policy" in str(result.exception)
+    assert "choose one of pretrain, midtrain, sft, reward, dpo, rl, twins, lora, policy" in str(result.exception)
     result = CliRunner().invoke(app, ["plan", path, "--dry-run"])
     assert "--dry-run: runs the step of one model, but" in str(result.exception)
 

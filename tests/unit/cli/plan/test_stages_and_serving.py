@@ -120,7 +120,7 @@ def test_adapters_are_sent_and_nothing_else(air: str) -> None:
         (("--policy-models", "actor"), "needs --stage policy"),
         (
             ("--stage", "rlhf"),
-            "--stage: unknown stage 'rlhf'; choose one of pretrain, midtrain, sft, reward, dpo, lora",
+            "--stage: unknown stage 'rlhf'; choose one of pretrain, midtrain, sft, reward, dpo, rl, lora",
         ),
         (("--stage", "rollout"), "without training see --rollout and --serve"),
         (("--lora", "rank=8", "--dry-run"), "not stage lora; remove it"),
