@@ -90,7 +90,10 @@ def test_a_configuration_has_its_section_and_defaults() -> None:
             ["stage=finetune"],
             "stage: should be 'pretrain', 'midtrain', 'sft', 'reward', 'dpo', 'rl' or 'twins', not 'finetune'",
         ),
-        (["stage=policy"], "stage: should be 'pretrain', 'midtrain', 'sft', 'reward', 'dpo', 'rl' or 'twins', not 'policy'"),
+        (
+            ["stage=policy"],
+            "stage: should be 'pretrain', 'midtrain', 'sft', 'reward', 'dpo', 'rl' or 'twins', not 'policy'",
+        ),
     ],
 )
 def test_what_is_wrong_is_told_in_its_words(overrides: list[str], message: str) -> None:
