@@ -26,10 +26,10 @@ from glmforge.parallel.world import default_device, join_world
 from glmforge.recipes.fit import layout_at_hand
 from glmforge.recipes.rl import RlRecipe
 from glmforge.rl.advantages import has_spread
+from glmforge.rl.models import rewards_of
 from glmforge.rl.prompts import Prompt
 from glmforge.rl.samples import Answer, by_group
 from glmforge.rl.scored import reply_text
-from glmforge.rl.source import rewards_of
 from glmforge.runtime.launch import LaunchEnvironment
 from glmforge.verify.reply import MalformedReply, parse_reply, reply_message
 

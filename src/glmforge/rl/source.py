@@ -16,29 +16,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
-import torch
 
 from glmforge.backend.native import NativeBackend
 from glmforge.config.rl import RlConfig
 from glmforge.config.schema import RunConfig
 from glmforge.errors import DataError
-from glmforge.objectives.policy import PolicyObjective, TokenLogprobs
 from glmforge.observe.metric_table import Metric
 from glmforge.optim.schedule import learning_rate_schedule
 from glmforge.parallel.model import ParallelModel
 from glmforge.rl.advantages import (
-    discounted_returns,
-    generalised_advantages,
-    group_advantages,
     has_spread,
-    normalised,
-    token_rewards,
 )
 from glmforge.rl.exchange import deal, gathered, send
-from glmforge.rl.packing import batch_of, last_values, rows_of, unpacked
+from glmforge.rl.models import Models, rewards_of, with_advantages
 from glmforge.rl.rollout import Asked, Sampler
 from glmforge.rl.samples import Answer, by_group, from_bytes, to_bytes
-from glmforge.rl.scoring import LinearHeadOnly, score_tokens
 from glmforge.training.source import BatchSource, Phase, Position, Range, StepInput, Total
 
 T = TypeVar("T")
@@ -57,9 +49,6 @@ METRICS = (
     Metric("rollout_seconds", "s", "rl", "time for sampling the answers of a rollout and rewarding them"),
     Metric("scoring_seconds", "s", "rl", "time for log-probabilities under reference and policy, and for values"),
 )
-
-OF_TOKENS = ("reinforce++", "gae")
-"""Advantages that are made of each token's reward rather than of a group's."""
 
 
 class Prompts(Protocol):
@@ -100,10 +89,9 @@ class RolloutSource(BatchSource):
         write: Callable[[int, Sequence[Answer]], None] = lambda step, answers: None,
     ) -> None:
         self.config, self.settings, self.backend, self.prompts = config, settings, backend, prompts
-        self.reference, self.critic, self._score, self._write = reference, critic, score, write
-        self._source_of, self.reward_model = source_of, reward_model
+        self._score, self._write, self._source_of = score, write, source_of
         (self._phase_config,) = config.phases
-        self._objective = PolicyObjective(settings)
+        self._models = Models(config, settings, backend, reference, critic, reward_model)
         self.world = backend.world
         self.sampler = Sampler(
             settings.rollout,
@@ -116,7 +104,10 @@ class RolloutSource(BatchSource):
         self._learning_rate = learning_rate_schedule(config)
         phase = self._phase_config
         self._phase = Phase(
-            name=phase.name, objective=self._objective, micro_batch_size=self._micro_batch_size, balance=phase.balance
+            name=phase.name,
+            objective=self._models.objective,
+            micro_batch_size=self._models.micro_batch_size,
+            balance=phase.balance,
         )
         self._next_prompt = 0
         self._steps: list[list[Answer]] = []
@@ -147,7 +138,7 @@ class RolloutSource(BatchSource):
             self._roll_out(min(self.settings.steps_per_rollout, phase.num_steps - done))
         answers = self._steps.pop(0)
         self._write(done + 1, answers)
-        _, batch = self._batch(answers)
+        _, batch = self._models.batch(answers)
         first = done * phase.batch_size
         num_tokens = batch.num_tokens * self.world.layout.data_ranks
         self._position = self._position.after(phase.name, first + phase.batch_size, num_tokens)
@@ -205,10 +196,7 @@ class RolloutSource(BatchSource):
         with _timed(seconds, "rollout"), self.backend.evaluating():
             groups = self._sample(num_steps * groups_per_step)
         with _timed(seconds, "scoring"):
-            kind = settings.advantage.kind
-            mine = [
-                one for group in groups.values() for one in (group if kind in OF_TOKENS else _advantages(group, kind))
-            ]
+            mine = [one for group in groups.values() for one in with_advantages(group, settings.advantage.kind)]
             chosen = sorted(self._all(list(groups)))
             of_step = {number: place // groups_per_step for place, number in enumerate(chosen)}
             self._steps = [
@@ -217,7 +205,7 @@ class RolloutSource(BatchSource):
             self._waiting = self._send(self._waiting)
             self._unfinished = self._send(self._unfinished)
             with self.backend.evaluating():
-                self._steps = [self._scored(answers) for answers in self._steps]
+                self._steps = [self._models.score(answers, self._num_steps, self.alive) for answers in self._steps]
         self._metrics |= {f"{name}_seconds": value for name, value in seconds.items()}
 
     def _sample(self, wanted: int) -> dict[int, list[Answer]]:
@@ -262,21 +250,13 @@ class RolloutSource(BatchSource):
 
     def _rewarded(self, answers: Sequence[Answer]) -> list[Answer]:
         """With rewards, which one rank of those that sampled the same computes. Collective."""
-        scores = self._model_scores(answers) if self.reward_model is not None else None
+        scores = self._models.reward_scores(self._send(answers)) if self._models.reward_model is not None else None
         given = None if scores is None else [scores[one.key] for one in answers]
         scored = self._score(answers, given) if self._speaks else []
         verdicts = {one.key: (one.reward, one.terms, one.failed) for one in scored}
         known = {key: verdict for part in gathered(verdicts) for key, verdict in part.items()}
         names = ("reward", "terms", "failed")
         return [one.changed(**dict(zip(names, known[one.key], strict=True))) for one in answers]
-
-    def _model_scores(self, answers: Sequence[Answer]) -> dict[tuple[int, int], float]:
-        """What the reward model says of the answers of all ranks. Collective."""
-        assert self.reward_model is not None, "asked for"
-        rows, batch = self._batch(self._send(answers))
-        head, size = LinearHeadOnly("score"), self._micro_batch_size
-        values_BS = score_tokens(self.reward_model, head, _as_tensor, batch, size, alive=self.alive)
-        return {key: value for part in gathered(last_values(values_BS, rows)) for key, value in part.items()}
 
     def _kept(self, groups: Mapping[int, list[Answer]], counts: Counter[str]) -> dict[int, list[Answer]]:
         """Those that there is something to learn from."""
@@ -289,86 +269,11 @@ class RolloutSource(BatchSource):
                 kept[number] = group
         return kept
 
-    def _scored(self, answers: list[Answer]) -> list[Answer]:
-        """With what the models say of their tokens, and advantages that are made of it. Collective."""
-        settings, kind = self.settings, self.settings.advantage.kind
-        rows, batch = self._batch(answers)
-        if settings.needs_reference:
-            model = self.reference or self.backend.model
-            found = self._logprobs(model, batch, rows, adapters=self.reference is not None)
-            answers = [one.changed(reference_N=found[one.key]) for one in answers]
-        if settings.needs_old:
-            found = self._logprobs(self.backend.model, batch, rows)
-            answers = [one.changed(old_N=found[one.key]) for one in answers]
-        if kind in OF_TOKENS:
-            answers = self._advantages_of_tokens(answers, batch, rows)
-        if settings.critic is not None and self._num_steps < settings.critic.warmup_steps:
-            answers = [one.changed(advantages_N=np.zeros_like(one.advantages_N)) for one in answers]
-        return answers
-
-    def _logprobs(
-        self, model: ParallelModel, batch: Any, rows: Sequence[Sequence[Answer]], *, adapters: bool = True
-    ) -> dict[tuple[int, int], np.ndarray]:
-        def read(found: object) -> torch.Tensor:
-            assert isinstance(found, TokenLogprobs)
-            return -found.nll_o
-
-        values_BS = score_tokens(
-            model, self._objective, read, batch, self._micro_batch_size, adapters=adapters, alive=self.alive
-        )
-        return unpacked(values_BS, rows)
-
-    def _advantages_of_tokens(
-        self, answers: list[Answer], batch: Any, rows: Sequence[Sequence[Answer]]
-    ) -> list[Answer]:
-        """REINFORCE++ and GAE: of each token's reward. Normalised over the step. Collective."""
-        config = self.settings.advantage
-        found: list[np.ndarray] = []
-        if config.kind == "gae":
-            assert self.critic is not None, "the recipe brings a critic"
-            head, size = LinearHeadOnly("value"), self._micro_batch_size
-            values_BS = score_tokens(self.critic, head, _as_tensor, batch, size, alive=self.alive)
-            values = unpacked(values_BS, rows)
-            answers = [one.changed(values_N=values[one.key]) for one in answers]
-        for place, one in enumerate(answers):
-            ratios_N = np.zeros(len(one.tokens_N)) if one.reference_N is None else one.logprobs_N - one.reference_N
-            rewards_N = token_rewards(one.reward or 0.0, ratios_N.astype(float), config.kl_in_reward)
-            if one.values_N is None:
-                found.append(discounted_returns(rewards_N, config.gamma))
-            else:
-                advantages_N, returns_N = generalised_advantages(
-                    rewards_N, one.values_N.astype(float), config.gamma, config.lam
-                )
-                answers[place] = one.changed(returns_N=returns_N.astype(np.float32))
-                found.append(advantages_N)
-        own = np.concatenate(found) if found else np.zeros(0)
-        sums = torch.tensor([len(own), own.sum(), np.square(own).sum()], dtype=torch.float64)
-        count, total, squares = self.world.sum(sums.to(self.world.device), "dp_replicate", "dp_shard").tolist()
-        normal = normalised(found, count, total, squares)
-        return [
-            one.changed(advantages_N=values_N.astype(np.float32)) for one, values_N in zip(answers, normal, strict=True)
-        ]
-
-    def _batch(self, answers: Sequence[Answer]) -> tuple[list[list[Answer]], Any]:
-        """The rows of this rank's answers, and a batch with as many rows as that of every other rank."""
-        rows = rows_of(answers, self._phase_config.seq_len)
-        size = self._micro_batch_size
-        num_rows = max(1, *gathered(len(rows)))
-        model = self.config.model
-        batch = batch_of(
-            rows,
-            self._phase_config.seq_len,
-            -(-num_rows // size) * size,
-            num_layers=model.num_moe_layers,
-            num_choices=model.num_experts_per_tok,
-        )
-        return rows, batch
-
     def _count(self, counts: Counter[str], chosen: Sequence[Answer]) -> None:
         """Numbers of the rollout over all ranks. Collective."""
         facts = [
             (
-                one.reward or 0.0,
+                one.reward,
                 one.terms,
                 self._source_of(one.prompt),
                 one.is_cut,
@@ -381,11 +286,13 @@ class RolloutSource(BatchSource):
         total = sum((Counter(some) for some in self._all([dict(counts)])), Counter[str]())
         by_source: dict[str, list[float]] = {}
         for source, reward in zip(sources, rewards, strict=True):
-            by_source.setdefault(source, []).append(reward)
+            if reward is not None:
+                by_source.setdefault(source, []).append(reward)
+        names = dict.fromkeys(name for one in terms for name in one)
         self._metrics |= {
-            "reward": float(np.mean(rewards)),
+            "reward": float(np.mean([one for one in rewards if one is not None])),
             "reward_by_source": {source: float(np.mean(some)) for source, some in sorted(by_source.items())},
-            "reward_terms": {name: float(np.mean([one[name] for one in terms])) for name in terms[0]},
+            "reward_terms": {name: float(np.mean([one[name] for one in terms if name in one])) for name in names},
             "equal_share": total["equal"] / max(1, total["groups"]),
             "failed_answers": total["failed"],
             "answers_cut_share": float(np.mean(cut)),
@@ -400,10 +307,6 @@ class RolloutSource(BatchSource):
     def _num_steps(self) -> int:
         """Steps that were given so far: how often the weights have been updated when the next one is asked for."""
         return self._position.samples.get(self._phase_config.name, 0) // self._phase_config.batch_size
-
-    @property
-    def _micro_batch_size(self) -> int:
-        return self.config.parallel.micro_batch_size or 1
 
     # Answers and ranks.
 
@@ -443,28 +346,8 @@ def _split(answers: Sequence[Answer]) -> tuple[list[Answer], list[Answer]]:
     return [one for one in answers if one.finished], [one for one in answers if not one.finished]
 
 
-def _advantages(group: Sequence[Answer], kind: str) -> list[Answer]:
-    """A group with advantages; answers whose reward is not known are left out."""
-    advantages_K = group_advantages(rewards_of(group), kind)
-    return [
-        one.changed(advantages_N=np.full(len(one.tokens_N), advantage, dtype=np.float32))
-        for one, advantage in zip(group, advantages_K, strict=True)
-        if one.reward is not None
-    ]
-
-
-def rewards_of(group: Sequence[Answer]) -> np.ndarray:
-    """[K], NaN where the reward is not known."""
-    return np.array([math.nan if one.reward is None else one.reward for one in group])
-
-
 def _joined(files: Sequence[Mapping[str, bytes]], name: str) -> list[Answer]:
     return [one for some in files if name in some for one in from_bytes(some[name])]
-
-
-def _as_tensor(found: object) -> torch.Tensor:
-    assert isinstance(found, torch.Tensor)
-    return found
 
 
 class _timed:
