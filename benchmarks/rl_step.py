@@ -229,7 +229,7 @@ class OurTurns(Hook):
         source.sampler._stop_ids = ()
         source.sampler.sample = turns.timed("rollout", source.sampler.sample)  # type: ignore[method-assign]
         source._score = turns.timed("rewards", source._score)
-        source._scored = turns.timed("reference", source._scored)  # type: ignore[method-assign]
+        source.models.score = turns.timed("reference", source.models.score)  # type: ignore[method-assign]
         source._write = self.count
         turns.answer({})
         turns.await_question()

@@ -73,8 +73,9 @@ def moments_hook(steps: Path) -> Any:
         name = "moments"
 
         def on_train_start(self, trainer: Trainer) -> None:
-            for moment, method in (("rollout", "_sample"), ("scoring", "_scored")):
-                setattr(trainer.source, method, _noting(note, moment, getattr(trainer.source, method)))
+            source = trainer.source
+            for moment, owner, method in (("rollout", source, "_sample"), ("scoring", source.models, "score")):
+                setattr(owner, method, _noting(note, moment, getattr(owner, method)))
 
         def on_step_start(self, trainer: Trainer) -> None:
             note("step")

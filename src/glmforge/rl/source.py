@@ -91,7 +91,7 @@ class RolloutSource(BatchSource):
         self.config, self.settings, self.backend, self.prompts = config, settings, backend, prompts
         self._score, self._write, self._source_of = score, write, source_of
         (self._phase_config,) = config.phases
-        self._models = Models(config, settings, backend, reference, critic, reward_model)
+        self.models = Models(config, settings, backend, reference, critic, reward_model)
         self.world = backend.world
         self.sampler = Sampler(
             settings.rollout,
@@ -105,8 +105,8 @@ class RolloutSource(BatchSource):
         phase = self._phase_config
         self._phase = Phase(
             name=phase.name,
-            objective=self._models.objective,
-            micro_batch_size=self._models.micro_batch_size,
+            objective=self.models.objective,
+            micro_batch_size=self.models.micro_batch_size,
             balance=phase.balance,
         )
         self._next_prompt = 0
@@ -138,7 +138,7 @@ class RolloutSource(BatchSource):
             self._roll_out(min(self.settings.steps_per_rollout, phase.num_steps - done))
         answers = self._steps.pop(0)
         self._write(done + 1, answers)
-        _, batch = self._models.batch(answers)
+        _, batch = self.models.batch(answers)
         first = done * phase.batch_size
         num_tokens = batch.num_tokens * self.world.layout.data_ranks
         self._position = self._position.after(phase.name, first + phase.batch_size, num_tokens)
@@ -205,7 +205,7 @@ class RolloutSource(BatchSource):
             self._waiting = self._send(self._waiting)
             self._unfinished = self._send(self._unfinished)
             with self.backend.evaluating():
-                self._steps = [self._models.score(answers, self._num_steps, self.alive) for answers in self._steps]
+                self._steps = [self.models.score(answers, self._num_steps, self.alive) for answers in self._steps]
         self._metrics |= {f"{name}_seconds": value for name, value in seconds.items()}
 
     def _sample(self, wanted: int) -> dict[int, list[Answer]]:
@@ -250,7 +250,7 @@ class RolloutSource(BatchSource):
 
     def _rewarded(self, answers: Sequence[Answer]) -> list[Answer]:
         """With rewards, which one rank of those that sampled the same computes. Collective."""
-        scores = self._models.reward_scores(self._send(answers)) if self._models.reward_model is not None else None
+        scores = self.models.reward_scores(self._send(answers)) if self.models.reward_model is not None else None
         given = None if scores is None else [scores[one.key] for one in answers]
         scored = self._score(answers, given) if self._speaks else []
         verdicts = {one.key: (one.reward, one.terms, one.failed) for one in scored}
