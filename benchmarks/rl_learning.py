@@ -56,8 +56,8 @@ def main() -> None:
     for seed in range(1, args.seeds + 1):
         found[f"rl {seed}"] = arm(args, f"rl {seed}", seed, start)
         found[f"sft {seed}"] = arm(args, f"sft {seed}", seed, start, found[f"rl {seed}"]["cpu_s"])
-    if args.seeds:
-        found["shuffled 1"] = arm(args, "shuffled 1", 1, start)
+        if seed == 1:
+            found["shuffled 1"] = arm(args, "shuffled 1", 1, start)
     print(table(("arm", "CPU-s", "greedy", "sampled", "pass@8"), (line(name, one) for name, one in found.items())))
     if not args.quick:
         content = {"demonstrations": args.few, "steps": args.steps, "start": start, "arms": by_kind(found)}
