@@ -174,7 +174,16 @@ class ProgressLine:
             self._progress.update(record)
         elif kind is Kind.NOTE:
             self._progress.note(record["message"])
+        elif kind is Kind.BENCHMARK:
+            self._progress.note(_score_line(record))
 
     def close(self) -> None:
         if self._progress is not None:
             self._progress.__exit__(None, None, None)
+
+
+def _score_line(record: Record) -> str:
+    """A benchmark's score with its interval, if it has one."""
+    low, high = record.get("benchmark_low"), record.get("benchmark_high")
+    interval = "" if low is None or high is None else f" ({low:.3f} to {high:.3f})"
+    return f"step {record['step']} · {record['benchmark']} {record['benchmark_score']:.3f}{interval}"

@@ -68,6 +68,12 @@ def test_a_record_with_nothing_but_its_step_is_shown() -> None:
     assert output.getvalue() == "step 5/5\n"
 
 
+def test_a_policy_shows_its_reward() -> None:
+    output = io.StringIO()
+    TrainingProgress(1, None, console=Console(file=output, width=200)).update({"step": 1, "tokens": 9, "reward": 0.25})
+    assert output.getvalue() == "step 1/1 · reward 0.250\n"
+
+
 def test_a_resumed_run_measures_its_own_pace() -> None:
     output, clock = io.StringIO(), Clock()
     progress = TrainingProgress(

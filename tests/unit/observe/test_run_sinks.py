@@ -11,9 +11,10 @@ import pytest
 
 from glmforge.errors import GlmforgeError
 from glmforge.observe.bus import Kind, MetricsBus
+from glmforge.observe.metric_table import MetricTable
 from glmforge.observe.record_files import RunFileError, read_jsonl
 from glmforge.observe.run import RunDirectory
-from glmforge.observe.run_sinks import RunFiles, TensorBoard
+from glmforge.observe.run_sinks import ProgressLine, RunFiles, TensorBoard
 
 
 @contextmanager
@@ -90,3 +91,16 @@ def test_what_is_damaged_or_not_installed_is_refused_before_the_first_step(
     monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     with pytest.raises(GlmforgeError, match=r"observe.tensorboard: true.*pip install 'glmforge\[observe\]'"):
         TensorBoard(tmp_path)
+
+
+def test_the_progress_line_tells_scores_as_they_come(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ProgressLine(None)
+    line.open(0, 0, MetricTable())
+    scored = {"step": 20, "benchmark": "sums", "benchmark_score": 0.94}
+    line.write(Kind.BENCHMARK, scored | {"benchmark_low": 0.9156, "benchmark_high": 0.958})
+    line.write(Kind.BENCHMARK, scored | {"benchmark_low": None, "benchmark_high": None})
+    line.close()
+    assert capsys.readouterr().err.splitlines() == [
+        "step 20 · sums 0.940 (0.916 to 0.958)",
+        "step 20 · sums 0.940",
+    ]
