@@ -118,7 +118,6 @@ def _numbers(record: Mapping[str, Any]) -> list[str]:
         "reward": lambda x: f"reward {x:.3f}",
         "pair_loss": lambda x: f"loss {x:.3f}",
         "loss_mtp": lambda x: f"mtp {x:.3f}",
-        "reward": lambda x: f"reward {x:.3f}",
         "tokens_per_second": lambda x: f"{format_count(x)} tok/s",
         "max_violation_max": lambda x: f"maxvio {x:.2f}",
     }
