@@ -59,6 +59,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
         "--tokenizer {data}/tokenizer --length 200 --depth 0 --format conversations --out {out}/chats.jsonl",
         None,
     ),
+    "data preferences": ("{out}/pairs.jsonl --tokenizer {data}/tokenizer", None),
     "data chat": ("{out}/chats.jsonl --tokenizer {data}/tokenizer --show 1 --out {out}/chats", None),
     "configs list": ("", None),
     "configs copy": ("small_1b {out}/configurations/small.yaml", None),
@@ -165,6 +166,8 @@ def outcomes(tiny_data: TinyData, tmp_path_factory: pytest.TempPathFactory) -> d
     text = out / "text.txt"
     text.write_text("def main():\n    return 1\n" * 50)
     stages = [{"extract": {"inputs": [{"source": "a", "path": str(text)}]}}]
+    pair = {"prompt": "Which?", "chosen": "This one.", "rejected": "None."}
+    (out / "pairs.jsonl").write_text(f"{json.dumps(pair)}\n")
     (out / "pipeline.yaml").write_text(json.dumps({"output": str(out / "corpus"), "stages": stages}))
     places = {"run": run, "data": tiny_data.train.parent, "text": text, "out": out}
     lines = [

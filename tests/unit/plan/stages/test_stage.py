@@ -208,7 +208,7 @@ def test_weights_are_gathered_for_every_pass_and_reduced_where_they_are_trained(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"name": "finetune"}, "choose one of pretrain, midtrain, sft, reward, dpo, lora, policy"),
+        ({"name": "finetune"}, "choose one of pretrain, midtrain, sft, reward, dpo, rl, lora, policy"),
         ({"name": "lora"}, "needs its rank"),
         ({"name": "policy", "policy_models": ["teacher"]}, "choose from reference, critic, reward"),
     ],
