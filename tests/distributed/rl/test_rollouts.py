@@ -61,12 +61,10 @@ def expected() -> dict[str, list[dict[str, float]]]:
         return {name: run(world, {}, settings) for name, settings in SETTINGS.items()}
 
 
-CASES = [(layout, "plain") for layout in LAYOUTS] + [
-    ("dp tp", "two steps"),
-    ("cp", "two steps"),
-    ("fsdp ep", "two steps"),
-    ("tp", "two steps"),
-    ("dp tp", "tokens"),
+CASES = [(layout, "plain") for layout in ("fsdp ep", "pp", "cp")] + [("dp tp", "two steps"), ("dp tp", "tokens")]
+CASES += [
+    pytest.param(layout, name, marks=pytest.mark.full)
+    for layout, name in (("tp", "plain"), ("dp tp", "plain"), ("cp", "two steps"), ("fsdp ep", "two steps"))
 ]
 
 
