@@ -21,7 +21,7 @@ class DpoConfig(Strict):
     """What direct preference optimisation adds."""
 
     beta: PositiveFloat = Field(
-        default=0.1, description="scale of the implicit rewards: how dear it is to leave the reference"
+        default=0.1, description="scale of the implicit rewards: larger values keep the policy nearer the reference"
     )
     label_smoothing: float = Field(
         default=0.0, ge=0, lt=0.5, description="share of pairs that are taken to be labelled the wrong way round"

@@ -10,7 +10,7 @@ from glmforge.config.model import Strict, refuse
 RewardKind = Literal["verifier", "format", "language", "repetition", "length", "python", "reward_model"]
 
 _MARGIN_S = 5.0
-_OWN_FIELDS = {"function": "python", "options": "python", "soft_tokens": "length", "endpoint": "reward_model"}
+_OWN_FIELDS = {"function": "python", "options": "python", "soft_tokens": "length"}
 
 
 class RewardTerm(Strict):
@@ -35,9 +35,6 @@ class RewardTerm(Strict):
         "returns a number",
     )
     options: dict[str, Any] = Field(default={}, description="of kind python: what the function gets")
-    endpoint: str | None = Field(
-        default=None, description="of kind reward_model: URL of a server that scores; None: a model of this run"
-    )
 
     @property
     def label(self) -> str:

@@ -164,7 +164,8 @@ class RlConfig(Strict):
         "beyond which the run stops",
     )
     held_out_samples: PositiveInt = Field(
-        default=1, description="answers to each held-out prompt at evaluations besides the greedy one, for pass@k"
+        default=1,
+        description="samples of each held-out prompt at evaluations, for pass@k; 1: the greedy answer alone",
     )
     keep_samples: PositiveInt = Field(
         default=1 << 30, description="bytes of answers kept in rollouts/ of the run, on each rank, at most"
@@ -172,7 +173,7 @@ class RlConfig(Strict):
 
     @model_validator(mode="after")
     def _check_reward_model(self) -> Self:
-        asked = any(term.kind == "reward_model" and term.endpoint is None for term in self.rewards.terms)
+        asked = any(term.kind == "reward_model" for term in self.rewards.terms)
         if asked != (self.reward_model is not None):
             refuse("reward_model", "goes with a term of kind reward_model in rewards.terms; set both or neither")
         return self

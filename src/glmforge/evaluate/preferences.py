@@ -1,4 +1,4 @@
-"""Held-out pairs: how often a model puts the chosen answer first, with Wilson's interval, and what else is told of it.
+"""Held-out pairs: how often a model puts the chosen answer first, with Wilson's interval, and other measures.
 
 One function answers for every pair, `answer_values`: for held-out pairs here, and for the log-probabilities of DPO's
 reference before training. It runs batches as training does, with the same rows in them, so that what it says of a batch
@@ -68,7 +68,7 @@ def answer_values(
         model: in evaluation mode.
         batch_size: rows of all ranks at once, as in training; `micro_batch_size` of a rank, None: all of its own.
         adapters: False: what the base model says.
-        alive: told of each batch, with `what` it is done for.
+        alive: called before each batch, with `what` it is done for.
     """
     world, data_ranks = model.world, model.world.layout.data_ranks
     values_P2 = torch.zeros(stream.num_pairs, 2, dtype=torch.float64, device=world.device)

@@ -12,15 +12,16 @@ that with probability 1 - `LEVEL` none of them is in the sample.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
 
 from glmforge.errors import DataError
 
 LEVEL, POWER = 0.95, 0.8
-_STDERRS = float(stats.norm.ppf(0.5 + LEVEL / 2) + stats.norm.ppf(POWER))
+_Z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
+_STDERRS = _Z + NormalDist().inv_cdf(POWER)
 _ROUNDING = 1e-12
 
 
@@ -64,9 +65,16 @@ def estimate(values: ArrayLike, clusters: Sequence[object] | None = None) -> Est
     scores_N = _scores(values)
     found = _with_interval(scores_N, clusters, (0.0, 1.0) if _are_shares(scores_N) else (-math.inf, math.inf))
     if found.num_clusters == found.num_items and _is_binary(scores_N):
-        wilson = stats.binomtest(int(scores_N.sum()), len(scores_N)).proportion_ci(LEVEL, method="wilson")
-        return replace(found, low=float(wilson.low), high=float(wilson.high))
+        low, high = wilson(float(scores_N.mean()), len(scores_N))
+        return replace(found, low=low, high=high)
     return found
+
+
+def wilson(share: float, number: int) -> tuple[float, float]:
+    """Wilson's interval, at `LEVEL`, of a share of `number` independent items."""
+    centre = (share + _Z * _Z / (2 * number)) / (1 + _Z * _Z / number)
+    half = _Z * math.sqrt(share * (1 - share) / number + _Z * _Z / (4 * number * number)) / (1 + _Z * _Z / number)
+    return max(0.0, centre - half), min(1.0, centre + half)
 
 
 def compare(old: ArrayLike, new: ArrayLike, clusters: Sequence[object] | None = None) -> Comparison:
@@ -89,6 +97,8 @@ def compare(old: ArrayLike, new: ArrayLike, clusters: Sequence[object] | None = 
         test, p_value = "McNemar, exact", _sign_test(num_better, num_better + num_worse)
     elif found.stderr > 0:
         t = abs(found.mean) / found.stderr
+        from scipy import stats
+
         test, p_value = "Student, paired", float(2 * stats.t.sf(t, found.num_clusters - 1))
     else:
         test, p_value = "sign, exact", _sign_test(0, found.num_clusters if found.mean else 0)
@@ -136,6 +146,8 @@ def _with_interval(
     sums = np.bincount(groups_N, weights=values_N - mean)
     stderr = math.sqrt(num_clusters / (num_clusters - 1) * float((sums**2).sum())) / num_items
     stderr = 0.0 if stderr <= _ROUNDING * float(np.abs(values_N).max()) else stderr
+    from scipy import stats  # of an extra: single items scored 0 or 1 need none of it
+
     below = above = float(stats.t.ppf(0.5 + LEVEL / 2, num_clusters - 1)) * stderr
     low, high = bounds
     if stderr == 0:  # without bounds nothing is known of unseen items: NaN
@@ -145,6 +157,8 @@ def _with_interval(
 
 
 def _sign_test(num_better: int, num_changed: int) -> float:
+    from scipy import stats
+
     return float(stats.binomtest(num_better, num_changed).pvalue) if num_changed else 1.0
 
 

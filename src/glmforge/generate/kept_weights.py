@@ -113,7 +113,7 @@ class KeptWeights:
     def differing(self) -> list[str]:
         """Kept weights that are not what the masters are now; call it before `end`. Collective.
 
-        The proof that text was generated with the weights that are trained, whatever is kept of them. Compared are sums
+        The proof that text was generated with the weights that are trained. It compares sums
         of bits: of a master those of its parts on all ranks, in the type that is computed in.
         """
         found = [

@@ -1,4 +1,4 @@
-"""What is told of a model that compares answers: how often it is right, how sure it is, and whether length decides.
+"""Measures of a model that compares answers: how often it is right, how sure it is, and whether length decides.
 
 All of it comes from sums over pairs, in float64, so that it is the same on any layout and may be summed over steps. The
 probability that the chosen answer is the better one is sigmoid(chosen - rejected), by Bradley and Terry. Calibration:
@@ -56,7 +56,7 @@ def pair_metric_sums(num_sources: int) -> tuple[MetricSum, ...]:
 def pair_sums(
     scores_P2: Tensor, lengths_P2: Tensor, source_P: Tensor, weight_P: Tensor, num_sources: int
 ) -> dict[str, Tensor]:
-    """Float64 sums over pairs, by the names of `pair_metric_sums`; `weight_P` is 0 for what is none."""
+    """Float64 sums over pairs, by the names of `pair_metric_sums`; `weight_P` is 0 for filling."""
     weight_P, scores_P2 = weight_P.double(), scores_P2.double()
     gap_P, longer_P = scores_P2[:, 0] - scores_P2[:, 1], (lengths_P2[:, 0] - lengths_P2[:, 1]).double()
     right_P = ((gap_P > 0).double() + (gap_P >= 0).double()) / 2

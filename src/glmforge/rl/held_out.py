@@ -4,11 +4,11 @@ The records are those of
 benchmarks, so that reports draw them and `checkpoint.keep_best` and early stopping go by them.
 """
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from glmforge.config.rl import RolloutConfig
+from glmforge.evaluate.statistics import wilson
 from glmforge.observe.alive import Alive, quiet
 from glmforge.observe.metrics import Record, make_record
 from glmforge.parallel.model import ParallelModel
@@ -97,10 +97,3 @@ def _record(name: str, answers: Sequence[Sequence[tuple[bool, bool]]], seconds: 
         benchmark_items=number,
         benchmark_seconds=seconds,
     )
-
-
-def wilson(share: float, number: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's interval of a share of `number` independent items, at 95 % unless `z` says otherwise."""
-    centre = (share + z * z / (2 * number)) / (1 + z * z / number)
-    half = z * math.sqrt(share * (1 - share) / number + z * z / (4 * number * number)) / (1 + z * z / number)
-    return max(0.0, centre - half), min(1.0, centre + half)

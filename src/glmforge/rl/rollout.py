@@ -97,6 +97,8 @@ class Sampler:
                     f"the engine's weights are not those that are trained: {', '.join(differing[:3])}; this is a "
                     "defect of the program, please report it"
                 )
+        if error := next((sample.error for samples in found for sample in samples if sample.error), None):
+            raise GlmforgeError(f"a prompt cannot be answered: {error}")
         new = [self._answer(one, version, samples) for one, samples in zip(mine, found, strict=False)]
         gone_on = [
             self._continued(one, version, samples[0])

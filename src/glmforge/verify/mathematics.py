@@ -93,13 +93,12 @@ class MathJudge:
 
         The answer is what `\\boxed{}` holds, or else the last expression that math-verify finds.
         """
-        extracted = final_answer(reply)
-        answer = _boxed(extracted) if extracted is not None else _SPACE.sub(" ", after_reasoning(reply))
-        if not answer.strip() or len(answer) > _MAX_CHARACTERS:
+        extracted, pair = pair_of(reply, gold)
+        if pair is None:
             return Verdict(is_right=False, extracted=extracted)
         with self._places:
             worker = self._free.pop() if self._free else _Worker()
-            found = worker.judge(gold if "\\boxed" in gold else _boxed(gold), answer, self._timeout_s)
+            found = worker.judge(*pair, self._timeout_s)
             if found is None:
                 worker.kill()
             else:
@@ -117,12 +116,24 @@ def _boxed(text: str) -> str:
     return f"\\boxed{{{text}}}"
 
 
-def _is_same(gold: str, answer: str) -> bool:
+def pair_of(reply: str, gold: str) -> tuple[str | None, tuple[str, str] | None]:
+    """What was extracted from a reply, and what `is_same` compares: `gold` and the answer; None where there is none."""
+    extracted = final_answer(reply)
+    answer = _boxed(extracted) if extracted is not None else _SPACE.sub(" ", after_reasoning(reply))
+    if not answer.strip() or len(answer) > _MAX_CHARACTERS:
+        return extracted, None
+    return extracted, (gold if "\\boxed" in gold else _boxed(gold), answer)
+
+
+def is_same(gold: str, answer: str) -> bool:
+    """Whether two texts say the same mathematics, in this process and without a limit of time."""
     from math_verify import parse, verify
 
     try:  # without a time limit of its own: that is a signal, and the pool has one
         gold_parsed, answer_parsed = (parse(text, parsing_timeout=None) for text in (gold, answer))
         return bool(verify(gold_parsed, answer_parsed, timeout_seconds=None))
+    except MemoryError:
+        raise
     except Exception:  # noqa: BLE001 - what cannot be read is not the same
         return False
 
@@ -131,4 +142,4 @@ if __name__ == "__main__":
     logging.disable()
     with suppress(KeyboardInterrupt, BrokenPipeError):
         for line in sys.stdin:
-            print(json.dumps(_is_same(*json.loads(line))), flush=True)
+            print(json.dumps(is_same(*json.loads(line))), flush=True)

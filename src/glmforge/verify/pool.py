@@ -169,7 +169,7 @@ class _Worker:
                 stdout=2 if sandbox is None else subprocess.DEVNULL,
                 stderr=None if sandbox is None else subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, **dict.fromkeys(_THREADS, "1"), "CUDA_VISIBLE_DEVICES": ""},
+                env={**os.environ, **dict.fromkeys(_THREADS, "1"), "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": _path()},
                 start_new_session=True,
             )
         self._received = bytearray()
@@ -221,6 +221,11 @@ class _Worker:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
             self._socket.close()
+
+
+def _path() -> str:
+    """Where this process finds its modules: a worker finds the same."""
+    return os.pathsep.join(filter(None, sys.path))
 
 
 def _serve(channel: socket.socket) -> None:

@@ -22,9 +22,9 @@ from glmforge.errors import DataError, GlmforgeError
 from glmforge.extras import needed_for
 from glmforge.files import shown
 from glmforge.verify import reasoning_gym
-from glmforge.verify.answers import after_reasoning, final_answer, same_answer
+from glmforge.verify.answers import final_answer, same_answer
 from glmforge.verify.code import PROGRAM_S, passes_tests, program_of
-from glmforge.verify.mathematics import _MAX_CHARACTERS, _SPACE
+from glmforge.verify.mathematics import is_same, pair_of
 from glmforge.verify.pool import Pool
 from glmforge.verify.reply import MalformedReply, parse_reply
 from glmforge.verify.sandbox import OUTPUT_BYTES, run_program
@@ -112,20 +112,10 @@ def check_runnable(kinds: Collection[str], *, unsafe_code: bool = False) -> None
 def _is_same_mathematics(reply: str, gold: str) -> bool:
     """As `MathJudge.judge`, in this process and without a limit of time."""
     with needed_for("verifier 'mathematics'"):
-        from math_verify import parse, verify
+        import math_verify  # noqa: F401
     logging.getLogger("math_verify").disabled = True
-    extracted = final_answer(reply)
-    answer = f"\\boxed{{{extracted}}}" if extracted is not None else _SPACE.sub(" ", after_reasoning(reply))
-    if not answer.strip() or len(answer) > _MAX_CHARACTERS:
-        return False
-    gold = gold if "\\boxed" in gold else f"\\boxed{{{gold}}}"
-    try:  # without a time limit of its own: that is a signal
-        parsed = [parse(text, parsing_timeout=None) for text in (gold, answer)]
-        return bool(verify(*parsed, timeout_seconds=None))
-    except MemoryError:
-        raise
-    except Exception:  # noqa: BLE001 - what cannot be read is not the same
-        return False
+    _, pair = pair_of(reply, gold)
+    return pair is not None and is_same(*pair)
 
 
 def _check(verifier: Mapping[str, Any], field: str, wanted: str, is_good: Any) -> None:

@@ -147,7 +147,7 @@ def test_prompts_that_cannot_be_scored_are_refused_first(monkeypatch):
         ([{"kind": "python"}], {}, "needs it"),
         ([{"kind": "python", "function": "module"}], {}, "pattern"),
         ([{"kind": "format", "function": "a:b"}], {}, "only terms of kind 'python'"),
-        ([{"kind": "verifier", "endpoint": "http://x"}], {}, "only terms of kind 'reward_model'"),
+        ([{"kind": "verifier", "soft_tokens": 5}], {}, "only terms of kind 'length'"),
         ([{"kind": "verifier", "weight": float("nan")}], {}, "finite"),
         ([{"kind": "taste"}], {}, "'verifier', 'format'"),
         ([{"kind": "verifier"}], {"timeout_s": 12.0}, "at least 5 s more than program_s"),

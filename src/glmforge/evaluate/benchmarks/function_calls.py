@@ -35,7 +35,7 @@ class FunctionCallTask(ConfigurableTask):
 
 def rows_of(category: str, data: Path | None) -> list[Row]:
     """The documents of a category; what has a form of its own in each of them is JSON text."""
-    name, url = f"BFCL_v4_{category}.json", "https://pypi.org/project/bfcl-eval: bfcl_eval/data in its wheel"
+    name, url = f"BFCL_v4_{category}.json", "https://github.com/ShishirPatil/gorilla (bfcl_eval/data)"
     path = Source((f"bfcl/{name}", name), url).find(data, "bfcl")
     questions = read_rows(path, {"id": str, "question": list, "function": list}, is_lines=True)
     possible: dict[str, list[Any]] = {row["id"]: [] for row in questions}
