@@ -33,6 +33,7 @@ from glmforge.cli import (
     generate,
     init,
     model,
+    profile,
     report,
     rl,
     train,
@@ -118,6 +119,7 @@ app.command("launch")(_ops.launch)
 app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
 app.command("export")(export.export)
+app.add_typer(profile.app, name="profile")
 app.command("fisher")(fisher.fisher)
 app.command("report")(report.report)
 app.command("control")(control.control)
