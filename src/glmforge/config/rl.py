@@ -38,7 +38,7 @@ class RolloutConfig(Strict):
     )
     max_rounds: PositiveInt = Field(
         default=20,
-        description="rounds of sampling for one rollout, after which too few groups with a spread stop the run",
+        description="rounds of sampling for one rollout, after which steps are taken on the groups found so far",
     )
     replay: bool = Field(
         default=True, description="route training tokens to the experts that they had when they were sampled"

@@ -129,7 +129,7 @@ class RlRecipe(Recipe):
                 vocab_size=self.tokenizer.vocab_size,
                 seed=self.config.seed,
             )
-            yield BenchmarksHook(observe.evaluate_every, asker)
+            yield BenchmarksHook(observe.evaluate_every, asker, from_given_weights=True)
 
     def is_right(self, one: Answer) -> bool:
         """Whether all verifiers say so; without any, whether the reward is positive."""

@@ -13,8 +13,12 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from glmforge.data.chat.conversation import Conversation, refuse_misspelt
 from glmforge.data.chat.read import read_records
@@ -78,7 +82,7 @@ class Prompts:
     def at(self, position: int, seed: int) -> Prompt:
         """The prompt at a position of a run, from 0 on without end."""
         epoch, place = divmod(position, len(self.prompts))
-        return self.prompts[int(permute(place, len(self.prompts), stream_key("rl prompts", seed, epoch)))]
+        return self.prompts[_order(len(self.prompts), seed, epoch)[place]]
 
     def without(self, held_out: "Prompts") -> "Prompts":
         """Those that do not ask what held-out ones ask; the others are counted as duplicates."""
@@ -92,6 +96,11 @@ class Prompts:
     def verifier_kinds(self) -> frozenset[str]:
         """For `verify.reward.check_runnable`; "" is a prompt without a verifier."""
         return frozenset(one.verifier["kind"] if one.verifier else "" for one in self.prompts)
+
+
+@lru_cache(maxsize=4)
+def _order(number: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    return permute(np.arange(number), number, stream_key("rl prompts", seed, epoch))
 
 
 def read_prompts(paths: Sequence[Path]) -> Iterator[Placed]:

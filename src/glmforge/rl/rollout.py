@@ -5,9 +5,11 @@ prompts of their own; tp and pp ranks, which share requests, sample the same tok
 the prompt and the sample, so what is sampled does not depend on the number of ranks, but for rounding.
 
 An answer that is stopped in the middle goes on later, under other weights: each token keeps the log-probability, the
-experts and the version of the weights that it was sampled with.
+experts and the version of the weights that it was sampled with. Such answers go first, and a rollout does not end
+before those of groups that were begun `MAX_WAIT` rollouts ago.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -26,6 +28,7 @@ from glmforge.parallel.model import ParallelModel
 from glmforge.rl.samples import Answer
 
 PAGE_SIZE = 16
+MAX_WAIT = 4
 _MAX_BYTE = 256
 
 
@@ -61,6 +64,7 @@ class Sampler:
         *,
         version: int,
         enough: int | None = None,
+        begun_before: int = 0,
         alive: Alive = quiet,
     ) -> list[Answer]:
         """The answers of this rank's prompts, unfinished ones too. Ranks of a tp and pp group give the same.
@@ -70,26 +74,31 @@ class Sampler:
             unfinished: this rank's own answers that go on.
             version: how often the weights have been updated.
             enough: end when this rank has so many of its groups complete; None waits for all.
+            begun_before: unfinished answers that were begun under earlier weights than these are waited for.
         """
         mine = asked[self.runner.share :: self.runner.num_shares]
-        prompts = [tuple(one.ids) for one in mine] + [(*one.prompt_P, *one.tokens_N) for one in unfinished]
-        params = [self._params(self._seed(one.number), self.config.group_size) for one in mine]
-        params += [self._params(self._seed(*one.key, len(one.tokens_N)), 1, len(one.tokens_N)) for one in unfinished]
-        num_complete = 0
+        prompts = [(*one.prompt_P, *one.tokens_N) for one in unfinished] + [tuple(one.ids) for one in mine]
+        params = [self._params(self._seed(*one.key, len(one.tokens_N)), 1, len(one.tokens_N)) for one in unfinished]
+        params += [self._params(self._seed(one.number), self.config.group_size) for one in mine]
+        numbers = [one.prompt for one in unfinished] + [one.number for one in mine]
+        missing = Counter(numbers)
+        awaited = {one.prompt for one in unfinished if one.begun < begun_before}
 
         def on_answer(place: int, samples: list[Sample]) -> None:
-            nonlocal num_complete
-            num_complete += place < len(mine)
+            missing[numbers[place]] -= 1
+
+        def is_enough() -> bool:
+            complete = {number for number, count in missing.items() if count == 0}
+            return enough is not None and len(complete) >= enough and awaited <= complete
 
         with self.runner.session():
-            engine = Engine(
-                self.runner, EngineConfig(self.config.cache_bytes, PAGE_SIZE, max_sequences=self.config.max_sequences)
-            )
+            size = min(self.config.cache_bytes, self._most_bytes(prompts, params))
+            engine = Engine(self.runner, EngineConfig(size, PAGE_SIZE, max_sequences=self.config.max_sequences))
             found = engine.generate(
                 [list(map(int, prompt)) for prompt in prompts],
                 params,
                 on_answer=on_answer,
-                stopped=lambda: enough is not None and num_complete >= enough,
+                stopped=is_enough,
                 alive=alive,
             )
             if differing := self.runner.differing_weights():
@@ -99,12 +108,18 @@ class Sampler:
                 )
         if error := next((sample.error for samples in found for sample in samples if sample.error), None):
             raise GlmforgeError(f"a prompt cannot be answered: {error}")
-        new = [self._answer(one, version, samples) for one, samples in zip(mine, found, strict=False)]
-        gone_on = [
-            self._continued(one, version, samples[0])
-            for one, samples in zip(unfinished, found[len(mine) :], strict=True)
-        ]
+        gone_on = [self._continued(one, version, samples[0]) for one, samples in zip(unfinished, found, strict=False)]
+        new = [self._answer(one, version, samples) for one, samples in zip(mine, found[len(unfinished) :], strict=True)]
         return [*(answer for group in new for answer in group), *gone_on]
+
+    def _most_bytes(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> int:
+        """Of keys and values, if all prompts are kept and the longest answers are computed at the same time."""
+        kept = [-(-len(prompt) // PAGE_SIZE) for prompt in prompts]
+        lengths = [len(prompt) + one.max_new_tokens for prompt, one in zip(prompts, params, strict=True)]
+        longest = max(lengths, default=0)
+        at_once = min(self.config.max_sequences, sum(one.num_samples for one in params))
+        num_pages = sum(kept) + at_once * (longest // PAGE_SIZE + 1) + 1
+        return num_pages * self.runner.page_bytes(PAGE_SIZE)
 
     def _params(self, seed: int, num_samples: int, num_known: int = 0) -> SamplingParams:
         return SamplingParams(
@@ -131,6 +146,7 @@ class Sampler:
                 tokens_N=np.array(sample.tokens, dtype=np.int32),
                 logprobs_N=_logprobs(sample),
                 versions_N=np.full(len(sample.tokens), version, dtype=np.int32),
+                begun=version,
                 finished=_finished(sample),
                 experts=self._experts(sample),
             )

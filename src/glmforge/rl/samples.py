@@ -46,6 +46,7 @@ class Answer:
         reward: None until it is known, and where a verifier failed (`failed` says why).
         terms: what the reward consists of.
         advantages_N, old_N, reference_N, values_N, returns_N: float32, once they are computed.
+        begun: how often the weights had been updated when the group was asked for.
     """
 
     prompt: int
@@ -64,6 +65,7 @@ class Answer:
     reference_N: NDArray[np.float32] | None = None
     values_N: NDArray[np.float32] | None = None
     returns_N: NDArray[np.float32] | None = None
+    begun: int = 0
 
     @property
     def key(self) -> tuple[int, int]:
@@ -89,7 +91,7 @@ def to_bytes(answers: Sequence[Answer]) -> bytes:
     for place, one in enumerate(answers):
         given = {name: getattr(one, name) for name in ARRAYS if getattr(one, name) is not None}
         arrays |= {f"{place}.{name}": array for name, array in given.items()}
-        names = ("prompt", "sample", "finished", "reward", "terms", "failed")
+        names = ("prompt", "sample", "begun", "finished", "reward", "terms", "failed")
         facts.append({name: getattr(one, name) for name in names})
     file = io.BytesIO()
     arrays["facts"] = np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8)

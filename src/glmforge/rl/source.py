@@ -20,16 +20,13 @@ import numpy as np
 from glmforge.backend.native import NativeBackend
 from glmforge.config.rl import RlConfig
 from glmforge.config.schema import RunConfig
-from glmforge.errors import DataError
 from glmforge.observe.metric_table import Metric
 from glmforge.optim.schedule import learning_rate_schedule
 from glmforge.parallel.model import ParallelModel
-from glmforge.rl.advantages import (
-    has_spread,
-)
+from glmforge.rl.advantages import has_spread
 from glmforge.rl.exchange import deal, gathered, send
 from glmforge.rl.models import Models, rewards_of, with_advantages
-from glmforge.rl.rollout import Asked, Sampler
+from glmforge.rl.rollout import MAX_WAIT, Asked, Sampler
 from glmforge.rl.samples import Answer, by_group, from_bytes, to_bytes
 from glmforge.training.source import BatchSource, Phase, Position, Range, StepInput, Total
 
@@ -41,6 +38,9 @@ METRICS = (
     Metric(
         "reward_by_source", "reward", "rl", "mean reward of the answers to each source's prompts", labels=("source",)
     ),
+    Metric("reward_sampled", "reward", "rl", "mean reward of all answers that were sampled, of dropped groups, too"),
+    Metric("missing_groups", "groups", "rl", "groups with a spread that rl.rollout.max_rounds rounds did not find"),
+    Metric("skipped_steps", "steps", "rl", "1 if there was nothing to learn from: the weights stayed as they were"),
     Metric("equal_share", "share", "rl", "groups without a spread of rewards"),
     Metric("failed_answers", "answers", "rl", "answers whose verifier failed; they are not trained on"),
     Metric("answers_cut_share", "share", "rl", "answers that reached max_new_tokens"),
@@ -127,7 +127,7 @@ class RolloutSource(BatchSource):
         return Total(self._phase_config.num_steps)
 
     def next(self) -> StepInput | None:
-        """The next step's answers. Raises `DataError` if too few groups have a spread of rewards."""
+        """The next step's answers. A step without any, on no rank, leaves the weights as they are."""
         phase, done = self._phase_config, self._num_steps
         if done >= phase.num_steps:
             return None
@@ -138,6 +138,8 @@ class RolloutSource(BatchSource):
             self._roll_out(min(self.settings.steps_per_rollout, phase.num_steps - done))
         answers = self._steps.pop(0)
         self._write(done + 1, answers)
+        is_empty = not any(gathered(len(answers)))
+        self._metrics["skipped_steps"] = int(is_empty)
         _, batch = self.models.batch(answers)
         first = done * phase.batch_size
         num_tokens = batch.num_tokens * self.world.layout.data_ranks
@@ -146,7 +148,7 @@ class RolloutSource(BatchSource):
         return StepInput(
             batch,
             self._phase,
-            lr=self._learning_rate(progress),
+            lr=0.0 if is_empty else self._learning_rate(progress),
             first_sample=first,
             position=self._position,
             is_last=done + 1 == phase.num_steps,
@@ -209,7 +211,8 @@ class RolloutSource(BatchSource):
         self._metrics |= {f"{name}_seconds": value for name, value in seconds.items()}
 
     def _sample(self, wanted: int) -> dict[int, list[Answer]]:
-        """Groups with rewards, as many as wanted over all ranks; those that were sampled here. Collective."""
+        """Groups with rewards, those that were sampled here: over all ranks as many as wanted, or as were found in
+        `max_rounds` rounds. Collective."""
         rollout, counts = self.settings.rollout, Counter[str]()
         ready, unfinished = by_group(self._mine(self._waiting)), self._mine(self._unfinished)
         for _ in range(rollout.max_rounds):
@@ -223,6 +226,7 @@ class RolloutSource(BatchSource):
                 open_ones,
                 version=self._num_steps,
                 enough=-(-num_missing // self.sampler.runner.num_shares) if rollout.partial else None,
+                begun_before=self._num_steps - (MAX_WAIT - 1) * self.settings.steps_per_rollout,
                 alive=self.alive,
             )
             groups = by_group([*done, *sampled])
@@ -230,17 +234,12 @@ class RolloutSource(BatchSource):
             unfinished = [one for number, group in groups.items() if is_open[number] for one in group]
             scored = self._rewarded([one for number, group in groups.items() if not is_open[number] for one in group])
             ready |= self._kept(by_group(scored), counts)
-        else:
-            raise DataError(
-                f"rl.rollout: after {rollout.max_rounds} rounds {wanted - num_missing:,} of {wanted:,} groups have "
-                "answers with different rewards; use prompts that are neither too easy nor too hard, a larger "
-                "group_size, or drop_equal: false"
-            )
         chosen = set(sorted(self._all(list(ready)))[:wanted])
         self._waiting = [one for number, group in ready.items() if number not in chosen for one in group]
         self._unfinished = unfinished
         taken = {number: group for number, group in ready.items() if number in chosen}
         self._count(counts, [one for group in taken.values() for one in group])
+        self._metrics["missing_groups"] = wanted - len(chosen)
         return taken
 
     def _ask(self, number: int) -> list[Asked]:
@@ -264,7 +263,9 @@ class RolloutSource(BatchSource):
         for number, group in groups.items():
             rewards_K = rewards_of(group)
             spread = has_spread(rewards_K)
-            counts.update({"groups": 1, "equal": not spread, "failed": int(np.isnan(rewards_K).sum())})
+            known = [one.reward for one in group if one.reward is not None]
+            counts.update({"groups": 1, "equal": not spread, "failed": len(group) - len(known)})
+            counts.update({"rewarded": len(known), "reward": sum(known)})
             if spread or (not self.settings.rollout.drop_equal and np.isfinite(rewards_K).any()):
                 kept[number] = group
         return kept
@@ -282,8 +283,18 @@ class RolloutSource(BatchSource):
             )
             for one in chosen
         ]
-        rewards, terms, sources, cut, lengths, stale = zip(*self._all(facts), strict=True)
-        total = sum((Counter(some) for some in self._all([dict(counts)])), Counter[str]())
+        total: Counter[str] = Counter()
+        for some in self._all([dict(counts)]):
+            total.update(some)
+        self._metrics |= {
+            "equal_share": total["equal"] / max(1, total["groups"]),
+            "failed_answers": total["failed"],
+        }
+        if total["rewarded"]:
+            self._metrics["reward_sampled"] = total["reward"] / total["rewarded"]
+        if not (of_all := self._all(facts)):
+            return
+        rewards, terms, sources, cut, lengths, stale = zip(*of_all, strict=True)
         by_source: dict[str, list[float]] = {}
         for source, reward in zip(sources, rewards, strict=True):
             if reward is not None:
@@ -293,8 +304,6 @@ class RolloutSource(BatchSource):
             "reward": float(np.mean([one for one in rewards if one is not None])),
             "reward_by_source": {source: float(np.mean(some)) for source, some in sorted(by_source.items())},
             "reward_terms": {name: float(np.mean([one[name] for one in terms if name in one])) for name in names},
-            "equal_share": total["equal"] / max(1, total["groups"]),
-            "failed_answers": total["failed"],
             "answers_cut_share": float(np.mean(cut)),
             "answer_tokens": float(np.mean(lengths)),
             "stale_share": float(np.mean(stale)),

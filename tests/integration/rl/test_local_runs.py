@@ -50,10 +50,13 @@ def test_the_runs_follow_each_other(data: Path, tmp_path: Path) -> None:
         before = tmp_path / name
         quick = ["phases.0.steps=2", "optim.warmup_steps=1", "observe.log_every=1", "observe.tensorboard=false"]
         changes += [*quick, f"data.tokenizer={data / 'tokenizer'}", f"output_dir={before}"]
-        assert train(load_config(EXAMPLE / f"{name}.yaml", changes)).step == 2
+        config = load_config(EXAMPLE / f"{name}.yaml", changes)
+        assert train(config).step == 2
+    assert train(config).step == 2  # run again, it has nothing to do, and does not ask its first weights again
     assert before is not None
-    asked = [(one["benchmark"], one["benchmark_items"]) for one in read_jsonl(before / "benchmarks.jsonl")]
-    assert asked == [("sums", 500), ("sums sampled", 500), ("sums pass@2", 500)]
+    names = ("step", "benchmark", "benchmark_items")
+    asked = [tuple(one[name] for name in names) for one in read_jsonl(before / "benchmarks.jsonl")]
+    assert asked == [(step, f"sums{kind}", 500) for step in (0, 2) for kind in ("", " sampled", " pass@2")]
     last = read_jsonl(RunDirectory(before).metrics)[-1]
     assert last["failed_answers"] == 0
     assert last["gap_max"] < 1e-4  # fp32: engine and trainer differ by rounding

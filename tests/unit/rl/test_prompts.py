@@ -9,7 +9,7 @@ import pytest
 from glmforge.data.tokens.bpe import train_tokenizer
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import DataError
-from glmforge.rl.prompts import make_prompts, read_prompts, reasoning_gym_prompts
+from glmforge.rl.prompts import _order, make_prompts, read_prompts, reasoning_gym_prompts
 
 needs_gym = pytest.mark.skipif(not importlib.util.find_spec("reasoning_gym"), reason="needs glmforge[reasoning-gym]")
 
@@ -137,6 +137,9 @@ def test_the_order_is_a_function_of_seed_and_position(made):
     assert all(sorted(epoch) == sorted(prompt.id for prompt in prompts.prompts) for epoch in epochs)
     assert len(set(map(tuple, epochs))) == 3
     assert ids[50] == prompts.at(50, 5).id
+    hits = _order.cache_info().hits
+    assert prompts.at(51, 5).id == ids[51]
+    assert _order.cache_info().hits == hits + 1, "one permutation an epoch"
     assert [prompts.at(position, 6).id for position in range(37)] != epochs[0]
     assert made(*numbered(1)).at(12, 0).text == "What is 0?"
 

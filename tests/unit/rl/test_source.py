@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from glmforge.errors import DataError
+from glmforge.backend.native import NativeBackend
 from glmforge.parallel.world import World
+from glmforge.rl.rollout import MAX_WAIT
 from glmforge.rl.samples import Answer, from_bytes
 from glmforge.rl.source import RolloutSource
 from glmforge.training.source import StepInput
 from glmforge.training.trainer import Trainer
+from helpers.critic import critic_config
 from helpers.rollouts import config_of, score, settings_of, source_of
 
 
@@ -43,7 +45,7 @@ def same(one: StepInput, other: StepInput) -> bool:
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "several steps": {"steps_per_rollout": 3},
-    "partial": {"rollout": {"partial": True, "over_sampling": 2.0, "max_sequences": 5}},
+    "partial": {"rollout": {"partial": True, "over_sampling": 2.0, "max_sequences": 7}},
 }
 
 
@@ -102,12 +104,81 @@ def test_groups_without_a_spread_are_dropped_and_others_sampled() -> None:
     assert (one.batch.per_token["advantage"] == 0).any()
 
 
-def test_too_few_groups_with_a_spread_end_the_run() -> None:
+@pytest.mark.parametrize("settings", [{}, {"steps_per_rollout": 2}, {"advantage": {"kind": "gae"}, "critic": {}}])
+def test_a_step_without_anything_to_learn_from_leaves_the_weights_as_they_are(settings: dict[str, Any]) -> None:
+    def equal_later(answers: Sequence[Answer], scores: Sequence[float] | None = None) -> list[Answer]:
+        return [one.changed(reward=-1.0) if one.prompt >= 8 else one for one in all_different(answers)]
+
+    models = {}
+    if "critic" in settings:
+        config = critic_config(config_of({}, optimizer="adamw"))
+        models["critic"] = NativeBackend.build(config, World.single()).model
+    source = new_source({"rollout": {"max_rounds": 2}} | settings, score=equal_later, **models)
+    trained(source, 2)  # Adam has momentum
+    assert source.metrics()["skipped_steps"] == 0
+    before = {name: weights.clone() for name, weights in source.backend.weights().items()}
+    one, _ = trained(source, 2)
+    assert (one.lr, (one.batch.labels_BS >= 0).any()) == (0.0, False)
+    assert source.metrics()["skipped_steps"] == 1
+    assert all(torch.equal(weights, before[name]) for name, weights in source.backend.weights().items())
+    assert source.position.samples == {"rl": 4 * 16}
+
+
+def test_with_too_few_groups_a_step_is_taken_on_those_found() -> None:
+    def some_differ(answers: Sequence[Answer], scores: Sequence[float] | None = None) -> list[Answer]:
+        return [one if one.prompt in (1, 6) else one.changed(reward=-1.0) for one in all_different(answers)]
+
+    seen: list[Answer] = []
     source = new_source(
-        {"rollout": {"max_rounds": 2}}, score=lambda some, scores: [one.changed(reward=0.0) for one in some]
+        {"rollout": {"max_rounds": 2}}, score=some_differ, write=lambda step, answers: seen.extend(answers)
     )
-    with pytest.raises(DataError, match=r"after 2 rounds 0 of 4 groups .* too easy nor too hard"):
-        source.next()
+    (given,) = trained(source, 1)
+    assert {one.prompt for one in seen} == {1, 6}
+    assert given.lr > 0
+    found = source.metrics()
+    assert (found["missing_groups"], found["skipped_steps"], found["equal_share"]) == (2, 0, 5 / 7)
+    assert found["reward"] == pytest.approx(1.5)
+    assert found["reward_sampled"] == pytest.approx((2 * 1.5 - 5) / 7), "of four groups, and three more"
+
+
+def test_no_unfinished_answer_waits_for_ever() -> None:
+    """With one place at a time the engine finishes what it begins with."""
+    oldest: list[int] = []
+    source = new_source(
+        {"rollout": {"partial": True, "over_sampling": 4.0, "max_sequences": 2}},
+        steps=12,
+        score=all_different,
+        write=lambda step, answers: oldest.append(max(step - 1 - one.begun for one in answers)),
+    )
+    for _ in range(12):
+        trained(source, 1)
+        waiting = [source._num_steps - one.begun for one in source._unfinished]
+        assert max(waiting, default=0) <= MAX_WAIT
+    assert max(oldest) > 0, "some went on later"
+
+
+def test_an_old_group_is_waited_for() -> None:
+    """Groups of fresh prompts would be enough."""
+    source = new_source({}, score=all_different)
+    sampler, prompts = source.sampler, source.prompts
+    with source.backend.evaluating():
+        begun = sampler.sample([prompts[0]], version=0, enough=1)
+        cut = [one.changed(tokens_N=one.tokens_N[:1], logprobs_N=one.logprobs_N[:1], versions_N=one.versions_N[:1],
+                           experts=None, finished="") for one in begun]  # fmt: skip
+        asked = [prompts[number] for number in range(1, 4)]
+        for begun_before, is_awaited in ((1, True), (0, False)):
+            found = sampler.sample(asked, cut, version=5, enough=0, begun_before=begun_before)
+            assert all(one.finished for one in found if one.prompt == 0) is is_awaited
+
+
+def test_the_cache_has_the_size_of_what_is_sampled() -> None:
+    sizes: list[int] = []
+    source = new_source({"rollout": {"cache_bytes": 1 << 28}})
+    runner = source.sampler.runner
+    allocate = runner.allocate
+    runner.allocate = lambda pages, size: (sizes.append(pages), allocate(pages, size))[1]  # type: ignore[method-assign]
+    source.next()
+    assert sizes[0] == 4 + 16 * 1 + 1, "a page of each prompt, and of each of 16 answers"
 
 
 @pytest.mark.parametrize("kind", ["dr_grpo", "reinforce++"])

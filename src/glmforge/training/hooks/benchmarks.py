@@ -24,13 +24,17 @@ class Asker(Protocol):
 
 
 class BenchmarksHook(Hook):
-    """Writes the records of `asker`, with step and tokens, and shows them to all hooks (`on_benchmarks`)."""
+    """Writes the records of `asker`, with step and tokens, and shows them to all hooks (`on_benchmarks`).
+
+    With `from_given_weights` what the weights answer before the first step is written, too, as step 0. No hook is shown
+    it: there is no checkpoint of it to keep.
+    """
 
     name = "benchmarks"
     priority = Priority.EVALUATE
 
-    def __init__(self, every_steps: int, asker: Asker) -> None:
-        self.every_steps, self.asker = every_steps, asker
+    def __init__(self, every_steps: int, asker: Asker, *, from_given_weights: bool = False) -> None:
+        self.every_steps, self.asker, self.from_given_weights = every_steps, asker, from_given_weights
 
     def on_train_start(self, trainer: Trainer) -> None:
         """Also continues a run that was stopped early, once early stopping is removed from its configuration."""
@@ -38,14 +42,21 @@ class BenchmarksHook(Hook):
             trainer.state.stopped = None
         with trainer.backend.evaluating() as model:
             self.asker.check(model)
+        if self.from_given_weights and trainer.state.step == 0:
+            self._records(trainer)
 
     def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         state = trainer.state
         if state.step % self.every_steps and not state.is_done:
             return
+        records = self._records(trainer)
+        for hook in trainer.hooks:
+            hook.on_benchmarks(trainer, records)
+
+    def _records(self, trainer: Trainer) -> Sequence[Record]:
+        state = trainer.state
         with trainer.backend.evaluating() as model:
             records = self.asker.ask(model, trainer.alive)
         for record in records:
             trainer.bus.write(Kind.BENCHMARK, {"step": state.step, "tokens": state.tokens} | record)
-        for hook in trainer.hooks:
-            hook.on_benchmarks(trainer, records)
+        return records
