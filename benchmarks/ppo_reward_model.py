@@ -70,7 +70,8 @@ def main() -> None:
     pairs = make_pairs(args, model)
     judge = reward_model(args, model)
     arms = {f"ppo {seed}": ppo(args, seed, model) for seed in range(1, args.seeds + 1)}
-    print(table(("arm", "CPU-s", "greedy", "sampled", "pass@8"), [line(*one) for one in [("start", start), *arms.items()]]))
+    rows = [line(*one) for one in [("start", start), *arms.items()]]
+    print(table(("arm", "CPU-s", "greedy", "sampled", "pass@8"), rows))
     if not args.quick:
         content = {"pairs": pairs, "reward_model": judge, "steps": args.steps, "start": start, "arms": [*arms.values()]}
         content["gains"] = gains(start, [*arms.values()])
