@@ -41,7 +41,7 @@ CODE = (
     "src/glmforge/recipes/rl.py",
     "src/glmforge/rl",
 )
-SAMPLES, TEMPERATURE = 16, 1.5
+SAMPLES, TEMPERATURE = 64, 1.5
 """Of the answers that pairs are made from: hotter than in training, for more wrong ones."""
 REWARD = (
     "stage=reward",
@@ -56,9 +56,11 @@ REWARD = (
 PPO = (
     "rl.advantage={kind: gae, lam: 0.95}",
     "rl.critic={warmup_steps: 10, lr_scale: 2}",
-    "rl.rewards={terms: [{kind: reward_model}]}",
-    "rl.kl={weight: 0.02}",
+    "rl.rewards={terms: [{kind: reward_model}, {kind: verifier, weight: 0}]}",
+    "rl.kl={weight: 0.3}",
+    "optim.lr=1e-4",
 )
+"""Of weight 0, the verifier's verdicts are recorded and change nothing."""
 
 
 def main() -> None:
@@ -118,7 +120,8 @@ def reward_model(args: argparse.Namespace, model: Path) -> dict[str, Any]:
 
 
 def ppo(args: argparse.Namespace, seed: int, model: Path) -> dict[str, Any]:
-    """An arm: what the policy is worth behind PPO, by the verifier, and the scores that it was trained on."""
+    """An arm: what the policy is worth behind PPO, by the verifier, and by step the reward, and how many answers were
+    right."""
     name = f"ppo {seed}"
     if found := kept(args, name):
         return found
@@ -136,7 +139,8 @@ def ppo(args: argparse.Namespace, seed: int, model: Path) -> dict[str, Any]:
     seconds = run(args, name, "rl.yaml", changes)
     folder = args.work / name.replace(" ", "-")
     steps = [one for one in json_lines(folder / "metrics.jsonl") if "reward" in one]
-    scores = {name: [one[name] for one in steps] for name in ("reward", "reference_kl")}
+    scores = {name: [round(one[name], 4) for one in steps] for name in ("reward", "reference_kl")}
+    scores["right"] = [round(one["reward_terms"]["verifier"], 4) for one in steps]
     (last,) = (folder / "checkpoints").glob("step-*")
     return keep(args, name, {"cpu_s": round(seconds, 1), **scores, **rate(args, last)})
 
