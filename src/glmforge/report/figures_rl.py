@@ -50,7 +50,7 @@ def reward_figures(run: RunLog) -> list[Figure]:
 
 
 def best_and_worst(run: RunLog) -> list[ShownSample]:
-    """The answers of the last step with the highest rewards, then those with the lowest; the same one to a prompt once."""
+    """The answers of the last step with the highest rewards, then those with the lowest; a reply to a prompt once."""
     steps = steps_written(run.directory.rollouts) if _is_rl(run) else []
     if not steps:
         return []
