@@ -246,7 +246,7 @@ def test_the_guide_to_post_training_does_what_it_says(tmp_path: Path) -> None:
         assert reached(f"{run}/evaluation.jsonl", "held_out_pair_accuracy", source="pairs/form")[-1] >= least
     assert reached("sums_reward/evaluation.jsonl", "held_out_pair_accuracy", source="pairs/sum")[-1] < 0.65
     first, *_, last = reached("sums_rl/benchmarks.jsonl", "benchmark_score", benchmark="sums sampled")
-    assert 0.2 < first < last
+    assert 0.2 < first < last - 0.02
 
 
 @pytest.mark.guides
