@@ -8,15 +8,20 @@ All figures are computed by the code that plans runs; none is a measurement. Not
 
 from harness import table
 
-from glmforge.config.load import load_model_config
+from glmforge.config.layout import resolve_layout
+from glmforge.config.load import load_config, load_model_config
 from glmforge.config.lora import ATTENTION, LoraConfig
 from glmforge.config.optim import OptimConfig
 from glmforge.plan.counts.stage_summary import summarise_stage
+from glmforge.plan.layout import with_assumed_steps
 from glmforge.plan.machine.machine import find_machine
+from glmforge.plan.memory.estimate import estimate_memory, held_bytes
+from glmforge.plan.memory.purposes import Purpose
 from glmforge.plan.serving.deployment import Deployment
 from glmforge.plan.serving.formats import WEIGHT_FORMATS
 from glmforge.plan.serving.summary import ServingQuestion, summarise_serving
-from glmforge.plan.stages.stage import PRETRAINING, TrainingStage, find_stage
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage, find_stage, stage_of
+from glmforge.plan.time.step_time import predict_step
 
 AIR, GLM46 = load_model_config("glm45_air_106b"), load_model_config("glm46_355b")
 STAGES: dict[str, TrainingStage] = {
@@ -24,10 +29,10 @@ STAGES: dict[str, TrainingStage] = {
     "lora, rank 16 on q, k, v, o": find_stage("lora", LoraConfig(rank=16)),
     "lora, rank 16 on these and experts": find_stage("lora", LoraConfig(rank=16, targets=(*ATTENTION, "experts"))),
     "reward": find_stage("reward"),
-    "policy, actor alone": find_stage("policy", policy_models=()),
-    "policy, four models": find_stage("policy"),
-    "policy, four models, rank 16 on q, k, v, o": find_stage("policy", LoraConfig(rank=16)),
+    "rl, actor alone (`grpo_air_64gpu`)": stage_of(load_config("grpo_air_64gpu")),
+    "rl, four models (`ppo_air`)": stage_of(load_config("ppo_air")),
 }
+RL_RUNS = {"grpo_air_64gpu": (64, "H100 SXM"), "ppo_air": (64, "H200 SXM"), "grpo_355b": (256, "H200 SXM")}
 LENGTH = 16384
 QUESTION = ServingQuestion(context=GLM46.max_position_embeddings, length=8192, seconds_per_token=0.05)
 DEVICES = ("H100 SXM", "H200 SXM")
@@ -65,7 +70,26 @@ def serving_table() -> str:
     return table(["weights of GLM-4.6", "GB", f"fewest {DEVICES[0]}", *columns], rows)
 
 
-TABLES = [stages_table, serving_table]
+def rl_table() -> str:
+    """The packaged runs of stage rl: the fullest GPU, and a step."""
+    rows = []
+    for name, (num_gpus, device) in RL_RUNS.items():
+        written = load_config(name)
+        stage, machine = stage_of(written), find_machine(device)
+        config, _ = with_assumed_steps(written, stage.rollout, num_gpus)
+        layout = resolve_layout(config, num_gpus)
+        (place,) = estimate_memory(config, layout, stage).places
+        step = predict_step(config, layout, machine, stage=stage)
+        sizes = [held_bytes(place.at_peak), place.at_peak[Purpose.GATHERED], place.at_peak[Purpose.CACHE], place.peak]
+        rollout, scoring = step.parts["rollout"], step.parts.get("scoring", 0.0)
+        seconds = [rollout, scoring, step.seconds - rollout - scoring]
+        row = [f"`{name}`", f"{num_gpus} {machine.accelerator.name}", *(f"{size / 1e9:,.1f}" for size in sizes)]
+        rows.append([*row, *(f"{part:,.0f}" for part in seconds)])
+    memory = ("models, GB a GPU", "engine's weights", "its cache", "peak")
+    return table(["run", "GPUs", *memory, "rollout, s", "scoring, s", "training, s"], rows)
+
+
+TABLES = [stages_table, serving_table, rl_table]
 
 
 if __name__ == "__main__":

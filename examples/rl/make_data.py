@@ -16,7 +16,7 @@ from pathlib import Path
 
 from glmforge.data.tokens.bpe import train_tokenizer
 
-SHORT, FEW, HELD_OUT, PROMPTS = 5000, 400, 500, 10_000
+SHORT, FEW, HELD_OUT, PROMPTS = 5000, 800, 500, 10_000
 MARK = "####"
 VOCAB_SIZE = 256 + 2 + 36
 """Bytes, the pairs that make the mark before an answer, special tokens."""

@@ -92,7 +92,7 @@ def test_held_out_prompts_are_not_those_of_training(glmforge, rl, tmp_path: Path
     config = yaml.safe_load(path.read_text())
     config["data"]["held_out"] = held_out
     path.write_text(yaml.safe_dump(config))
-    assert_one_line(glmforge("train", path), "all prompts are held-out ones as well")
+    assert_one_line(glmforge("train", path), "all prompts of data.sources are in data.held_out")
 
 
 def test_weights_without_a_language_model_head(glmforge, rl, tiny_data: TinyData, base: Path) -> None:
@@ -107,6 +107,7 @@ def test_commands_on_what_is_no_run_of_the_stage(glmforge, rl, base: Path, tmp_p
     out = tmp_path / "out.jsonl"
     assert_one_line(glmforge("rl", "try", base), "stage: 'pretrain' has no prompts and rewards")
     assert_one_line(glmforge("rl", "show", base), "rollouts: has no answers")
+    assert_one_line(glmforge("rl", "show", tmp_path / "none"), "none: no such directory")
     assert_one_line(glmforge("rl", "sample", base, "--out", out), "stage: 'pretrain'")
     assert_one_line(glmforge("rl", "sample", rl(), "--out", tmp_path), tmp_path)
     assert_one_line(glmforge("rl", "try", rl(), "init_from=/no/such"), "/no/such")

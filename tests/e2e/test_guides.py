@@ -11,6 +11,7 @@ A fenced block of a guide is one of three things, and any other is an error:
   command line is parsed, the configuration loaded with its overrides, and laid out on as many ranks as are launched.
 """
 
+import json
 import os
 import re
 import shlex
@@ -210,6 +211,7 @@ ADAPTING = (
     pytest.param("evaluation.md", marks=pytest.mark.guides),
     "fine-tuning.md",
 )
+ALONE = "post-training.md"
 ON_HOSTS = "infrastructure.md"
 ON_SLURM = ("slurm.md", "recovery.md")
 
@@ -230,6 +232,21 @@ def test_a_guide_does_what_it_says(guide: str, base: Path, tmp_path: Path) -> No
         pytest.importorskip("lm_eval")
     shutil.copytree(base, tmp_path, symlinks=True, dirs_exist_ok=True)
     carry_out(guide, tmp_path)
+
+
+@pytest.mark.guides
+def test_the_guide_to_post_training_does_what_it_says(tmp_path: Path) -> None:
+    carry_out(ALONE, tmp_path)
+
+    def reached(file: str, key: str, **named: str) -> list[float]:
+        records = map(json.loads, (tmp_path / "runs" / file).read_text("utf-8").splitlines())
+        return [one[key] for one in records if one.items() >= named.items()]
+
+    for run, least in (("sums_reward", 0.95), ("sums_dpo", 0.95)):
+        assert reached(f"{run}/evaluation.jsonl", "held_out_pair_accuracy", source="pairs/form")[-1] >= least
+    assert reached("sums_reward/evaluation.jsonl", "held_out_pair_accuracy", source="pairs/sum")[-1] < 0.65
+    first, *_, last = reached("sums_rl/benchmarks.jsonl", "benchmark_score", benchmark="sums sampled")
+    assert 0.2 < first < last - 0.02
 
 
 @pytest.mark.guides
@@ -258,6 +275,7 @@ def test_a_guide_to_jobs_does_what_it_says(guide: str, base: Path, short_path: P
 def test_every_guide_is_followed() -> None:
     assert {path.name for path in GUIDES.glob("*.md")} == {
         BASE,
+        ALONE,
         "mid-training.md",
         "fine-tuning.md",
         "lora.md",

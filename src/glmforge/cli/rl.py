@@ -90,12 +90,14 @@ def show(
         raise typer.BadParameter("choose --best or --worst", param_hint="--best")
     directory = RunDirectory(run).rollouts
     steps = steps_written(directory)
+    if not run.is_dir():
+        raise GlmforgeError(f"{run}: no such directory; pass a run of stage rl")
     if not steps:
         raise GlmforgeError(f"{directory}: has no answers; pass a run of stage rl that has taken a step")
     step = steps[-1] if step is None else step
     groups = _grouped(read_samples(directory, step))
     if group is not None and group not in groups:
-        raise GlmforgeError(f"--group: step {step:,} has no group {group}; it has {', '.join(map(str, groups))}")
+        raise GlmforgeError(f"--group: step {step:,} has no group {group}; it has {min(groups)} to {max(groups)}")
     order = list(groups)
     if best or worst:
         order.sort(key=lambda number: _mean_reward(groups[number]), reverse=best)

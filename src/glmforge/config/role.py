@@ -33,7 +33,9 @@ class Role:
         weights_of: the role whose weights it uses, so that it holds none itself.
         base_of: the role that it is without adapters. In a run with adapters both are one model; otherwise this one is
             a model of its own. The reference of a policy is.
-        cache_bytes: of the caches of keys and values on each rank, for the engine that generates with this role.
+        cache_bytes: of the caches of keys and values on each rank, for the engine that generates with this role. They
+            are there while it generates, not while models are trained.
+        kept_bytes: of weights that the engine gathers and keeps on each rank meanwhile, at most; None: all of them.
 
     Layers for multi-token prediction are held by a model that has a vocabulary and is trained.
     """
@@ -49,6 +51,7 @@ class Role:
     weights_of: str | None = None
     base_of: str | None = None
     cache_bytes: int = 0
+    kept_bytes: int | None = None
 
     def has_logits(self, model: ModelConfig) -> bool:
         """Whether it answers with logits: a model may have no language-model head."""

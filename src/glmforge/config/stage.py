@@ -1,8 +1,7 @@
 """`stage`: what a run trains. It decides which settings a run has, and what those are that it omits.
 
 A stage is declared once, as a `StageDeclaration` in `STAGES`: configurations, training, plans, the check whether a run
-fits, help and docs read it there. `PLANNED_STAGES` are those that `glmforge plan --stage` knows and no run trains yet.
-What a stage sets for its phases, where a phase says nothing else, and why:
+fits, help and docs read it there. What a stage sets for its phases, where a phase says nothing else, and why:
 
 | | pretrain | midtrain, sft, reward, dpo |
 |---|---|---|
@@ -34,7 +33,7 @@ from glmforge.config.model import Strict, refuse
 from glmforge.config.phase import PhaseConfig
 from glmforge.config.preferences import DpoConfig, RewardConfig, check_preferences, check_reward
 from glmforge.config.rl import RlConfig
-from glmforge.config.role import MODEL, Role
+from glmforge.config.role import BF16_BYTES, FP32_BYTES, MODEL, Role
 
 SAMPLES_OF_SFT: Mapping[str, Any] = {
     "held_out": 4,
@@ -66,11 +65,10 @@ class StageDeclaration:
     Attributes:
         name: in configurations.
         summary: what it trains, in a few words, for help and docs.
-        recipe: "module:function" that makes its `glmforge.recipes.recipe.Recipe`, imported by those that train; empty
-            for a stage that can only be planned.
+        recipe: "module:function" that makes its `glmforge.recipes.recipe.Recipe`, imported by those that train.
         starts_from_weights: whether a run needs `init_from`.
         roles: the models that it holds in memory, the one that it is about first, without regard to adapters. It is
-            called with the checked `RunConfig`; for `PLANNED_STAGES`, which have no section, with any, or None.
+            called with the checked `RunConfig`.
         needs_lm_head: whether it trains on next tokens, which `model.lm_head` predicts.
         answers_held_out: whether at evaluations held-out prompts are answered, each set as a benchmark of its name, and
             no text is scored.
@@ -149,11 +147,14 @@ def _optim_of_rl(given: Mapping[str, Any]) -> Mapping[str, Any]:
 def _roles_of_rl(run: Any) -> tuple[Role, ...]:
     """The models that the run's settings need."""
     rl: RlConfig = run.rl
-    roles = [Role("actor", forwards=int(rl.needs_old), cache_bytes=rl.rollout.cache_bytes)]
+    engine: dict[str, Any] = {"cache_bytes": rl.rollout.cache_bytes, "kept_bytes": rl.rollout.weight_bytes}
+    frozen: dict[str, Any] = {"is_trained": False, "forwards": 1}
+    frozen["frozen_bytes"] = FP32_BYTES if run.precision.compute == "fp32" else BF16_BYTES
+    roles = [Role("actor", forwards=int(rl.needs_old), **engine)]
     if rl.needs_reference:
-        roles.append(Role("reference", is_trained=False, forwards=1, base_of="actor"))
+        roles.append(Role("reference", base_of="actor", **frozen))
     if rl.reward_model is not None:
-        roles.append(Role("reward", is_trained=False, forwards=1, has_vocabulary=False))
+        roles.append(Role("reward", has_vocabulary=False, **frozen))
     if rl.critic is not None:
         roles.append(Role("critic", forwards=1, has_vocabulary=False))
     return tuple(roles)
@@ -228,20 +229,6 @@ STAGES = {
         ),
     )
 }
-
-_POLICY = (
-    # The actor scores the step's tokens once more before it is updated: the ratio of PPO needs its old probabilities.
-    Role("actor", forwards=1),
-    Role("reference", is_trained=False, forwards=1, base_of="actor"),
-    Role("critic", forwards=1, has_vocabulary=False),
-    Role("reward", is_trained=False, forwards=1, has_vocabulary=False),
-)
-
-PLANNED_STAGES = {
-    stage.name: stage
-    for stage in (StageDeclaration(name="policy", summary="up to four models, alternately", roles=lambda run: _POLICY),)
-}
-"""Stages that a configuration cannot say yet."""
 
 StageName = Annotated[str, one_of(STAGES)]
 """A name in `STAGES`."""
@@ -318,10 +305,8 @@ def stage_lines() -> list[str]:
 
 def stages_markdown() -> str:
     """All stages, as docs/stages.md shows them."""
-    lines = ["| stage | trained by a run | planned with | trains |", "| --- | --- | --- | --- |"]
-    lines += [f"| `{stage.name}` | yes | the configuration | {stage.summary} |" for stage in STAGES.values()]
-    for stage in PLANNED_STAGES.values():
-        lines.append(f"| `{stage.name}` | not yet | `--stage {stage.name}` | {stage.summary} |")
+    lines = ["| stage | trains |", "| --- | --- |"]
+    lines += [f"| `{stage.name}` | {stage.summary} |" for stage in STAGES.values()]
     return "\n".join(lines) + "\n"
 
 

@@ -14,6 +14,8 @@ from glmforge.adapt.lora import adapters_of
 from glmforge.backend.native import NativeBackend
 from glmforge.backend.objective import Objective
 from glmforge.config.preferences import DpoConfig, RewardConfig
+from glmforge.config.rl import RlConfig
+from glmforge.config.rl_models import models_beside
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.batch import Batch
 from glmforge.dryrun.schedules import observe_pipeline
@@ -24,6 +26,7 @@ from glmforge.kernels.choice import choose
 from glmforge.model.transformer import ForwardOutput
 from glmforge.objectives.dpo import DpoObjective
 from glmforge.objectives.next_token import NextTokenObjective
+from glmforge.objectives.policy import PolicyObjective
 from glmforge.objectives.reward import RewardObjective
 from glmforge.optim.elastic import ElasticPenalty
 from glmforge.optim.optimizer import Optimizer, build_optimizer
@@ -83,6 +86,7 @@ def observe_step(
 ) -> tuple[Observation, ParallelModel]:
     """Lay out the model, make its optimizer and take one step of the first phase on this rank's share of a batch.
 
+    In stage `rl` it is the policy's, the largest one, beside the other models and what their optimizers hold.
     `initialize` gives the allocated weights values, where there are any.
     """
     if not config.model.lm_head and config.stage != "reward":
@@ -91,6 +95,8 @@ def observe_step(
     tracker = MemoryTracker()
     seen = Observation(tracker.log)
     model = lay_out_model(config, world, splits=stand_ins.splits, extend=adapters_of(config))
+    of_others = models_beside(config).values() if config.stage == "rl" else ()
+    beside = [(one, lay_out_model(one, world, splits=stand_ins.splits)) for one in of_others]
     if model.pipeline is not None:
         stand_ins.adapt_pipeline(model.pipeline)
         observe_pipeline(model.pipeline, seen.mark)
@@ -109,6 +115,7 @@ def observe_step(
         allocate(model, config)
         initialize(model)
         optimizer = _optimizer(model, config, world)
+        held = [_held(of_one, one, world) for of_one, one in beside]
         ewc = config.regularization.ewc
         penalty = None if ewc is None else ElasticPenalty(_trained(model), ewc.strength, world)
 
@@ -136,9 +143,16 @@ def observe_step(
         )
         seen.mark("end")
         for purpose, tensors in _lasting(model, optimizer, penalty).items():
-            tracker.give_purpose(tensors, purpose)
-            seen.held[purpose] = tracker.bytes_of(tensors)
+            everything = [*tensors, *(tensor for of_one in held for tensor in of_one[purpose])]
+            tracker.give_purpose(everything, purpose)
+            seen.held[purpose] = tracker.bytes_of(everything)
     return seen, model
+
+
+def _held(config: RunConfig, model: ParallelModel, world: World) -> dict[Purpose, Sequence[Tensor]]:
+    """What a model that does nothing in this step lays into memory."""
+    allocate(model, config)
+    return _lasting(model, _optimizer(model, config, world), None)
 
 
 def _optimizer(model: ParallelModel, config: RunConfig, world: World) -> Optimizer:
@@ -169,6 +183,8 @@ def _objective(config: RunConfig) -> Objective:
         return RewardObjective(phase, ["pairs"], config.stage_settings(RewardConfig))
     if config.stage == "dpo":
         return DpoObjective(phase, num_mtp, ["pairs"], config.stage_settings(DpoConfig))
+    if config.stage == "rl":
+        return PolicyObjective(config.stage_settings(RlConfig))
     return NextTokenObjective(phase, num_mtp)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from glmforge.config.layout import Layout, resolve_layout
+from glmforge.config.rl import RlConfig
 from glmforge.config.schema import RunConfig
 from glmforge.data.preferences.stream import MARGIN, PAIR, REFERENCE
 from glmforge.data.stream.batch import Batch
@@ -17,6 +18,7 @@ from glmforge.dryrun.excerpts import excerpt_of
 from glmforge.dryrun.observe import StandIns, observe_step
 from glmforge.dryrun.steps import RankFindings, ShardClass
 from glmforge.kernels.target import kernels_of
+from glmforge.objectives.policy import ADVANTAGE, OLD_LOGPROB, REFERENCE_LOGPROB, ROLLOUT_LOGPROB
 from glmforge.optim.sharding import Span, chunk, splits_of
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.pipeline import Pipeline
@@ -89,11 +91,15 @@ def _prepared(config: RunConfig) -> RunConfig:
 
 
 def _batch(config: RunConfig, num_rows: int) -> Batch:
-    """Rows of one document each; of answers in the stages that compare them."""
+    """Rows of one document each; of answers in the stages that compare or reward them."""
     seq_len = config.phases[0].seq_len
     ids_BS, per_token = torch.zeros(num_rows, seq_len, dtype=torch.int64), {}
     if config.stage in ("reward", "dpo"):
         per_token = {name: torch.zeros(num_rows, seq_len) for name in (MARGIN, REFERENCE)}
         per_token[PAIR] = torch.ones_like(ids_BS)
+    if config.stage == "rl":
+        settings, names = config.stage_settings(RlConfig), [ADVANTAGE, ROLLOUT_LOGPROB]
+        names += [OLD_LOGPROB] * settings.needs_old + [REFERENCE_LOGPROB] * settings.needs_reference
+        per_token = {name: torch.zeros(num_rows, seq_len) for name in names}
     zeros = (0,) * num_rows
     return Batch(ids_BS, ids_BS.clone(), ((seq_len,),) * num_rows, zeros, zeros, per_token)

@@ -3,9 +3,10 @@
 from collections import Counter
 
 from glmforge.dryrun.run import DryRun, RankClass
-from glmforge.plan.memory.estimate import MemoryEstimate, PlaceMemory
+from glmforge.plan.memory.estimate import ROLLOUT, MemoryEstimate, PlaceMemory, estimate_memory
 from glmforge.plan.memory.purposes import Purpose, purposes_in
 from glmforge.plan.report import PlannedMemory
+from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
 
 _HELD = (Purpose.WEIGHTS, Purpose.GRADIENTS, Purpose.OPTIMIZER)
 _AT_PEAK = purposes_in(())
@@ -40,10 +41,16 @@ def peak_rows(found: DryRun) -> list[tuple[int, list[int]]]:
     ]
 
 
-def planned_memory(found: DryRun) -> PlannedMemory:
-    """As a plan shows it."""
-    places = (PlaceMemory(kind.pp_rank, Counter(kind.step.at_peak), kind.step.moment) for kind in found.classes)
-    return PlannedMemory(MemoryEstimate(tuple(places)), "dry run of the trainer's own step")
+def planned_memory(found: DryRun, stage: TrainingStage = PRETRAINING) -> PlannedMemory:
+    """As a plan shows it. No dry run samples: where a rollout needs more than the step, closed forms tell it."""
+    places = [PlaceMemory(kind.pp_rank, Counter(kind.step.at_peak), kind.step.moment) for kind in found.classes]
+    source = "dry run of the trainer's own step"
+    if stage.rollout is not None:
+        source += "; rollouts by closed forms"
+        estimate = estimate_memory(found.config, found.layout, stage)
+        at_place = {place.pp_rank: place for place in estimate.places if place.moment == ROLLOUT}
+        places = [max(one, at_place.get(one.pp_rank, one), key=lambda place: place.peak) for one in places]
+    return PlannedMemory(MemoryEstimate(tuple(places)), source)
 
 
 def traffic_axes(found: DryRun) -> list[str]:
@@ -80,6 +87,8 @@ def notes(found: DryRun) -> list[str]:
         lines.append("parallel.compile is ignored; compiled layers usually save fewer activations.")
     if parallel.recompute == "budget":
         lines.append("parallel.recompute 'budget' is up to the compiler and counted as 'none'.")
+    if found.config.stage == "rl":
+        lines.append("The policy's step, beside the weights and optimizer states of all models; nothing is sampled.")
     smaller = [kind for kind in found.classes if len(kind.findings.shard_classes) > 1]
     if smaller:
         lines.append("Some dimensions do not divide evenly; the rank with the largest shards of each stage is shown.")

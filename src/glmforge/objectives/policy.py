@@ -144,10 +144,10 @@ class PolicyObjective(Objective):
             values["reference_kl_sum"] = divergence(tokens.new_o - tokens.reference_o, "k3")
         for name, value_o in values.items():
             if value_o is not None:
-                sums[name] += value_o.double()[is_label_o].sum()
-        octaves_o = (gap_o.abs().double()[is_label_o] / _SMALLEST_GAP).clamp(min=1).log2()
+                sums[name] += value_o.double().masked_fill(~is_label_o, 0.0).sum()
+        octaves_o = (gap_o.abs().double() / _SMALLEST_GAP).clamp(min=1).log2()
         bins_o = (2 * octaves_o).ceil().long().clamp(max=GAP_BINS - 1)
-        sums["gap_bins"] += torch.bincount(bins_o, minlength=GAP_BINS)
+        sums["gap_bins"].index_add_(0, bins_o.masked_fill(~is_label_o, 0), is_label_o.double())
 
     def metric_values(self, sums: Mapping[str, Tensor]) -> Mapping[str, object]:
         num_tokens = max(1.0, float(sums["policy_tokens"]))

@@ -25,7 +25,7 @@ class Answer(NamedTuple):
 
 def answers(report: PlanReport) -> list[Answer]:
     """In the order in which they are asked."""
-    found = [_fit(report), _speed(report), _price(report), _bottleneck(report), _change(report)]
+    found = [_fit(report), _speed(report), _rollout(report), _price(report), _bottleneck(report), _change(report)]
     return [answer for answer in found if answer is not None]
 
 
@@ -108,7 +108,9 @@ def _fit(report: PlanReport) -> Answer:
         words += f", at pipeline rank {fullest.pp_rank}"
     largest = sorted(fullest.at_peak.items(), key=lambda item: -item[1])[:_MOST_PARTS]
     parts = ", ".join(f"{name} {size / 1e9:,.1f} GB" for name, size in largest if size)
-    details = [f"{parts} ({memory.source})"]
+    details = [f"in {fullest.moment}: {parts} ({memory.source})"] if report.rollout else [f"{parts} ({memory.source})"]
+    if fullest.held:
+        details.append("held throughout: " + ", ".join(f"{name} {size / 1e9:,.1f} GB" for name, size in fullest.held))
     if share > 1 - RESERVE:
         details.append(f"reserve {RESERVE:.0%} for allocator, NCCL and kernel workspaces: at most {1 - RESERVE:.0%}")
     return Answer("Does it fit?", words, tuple(details))
@@ -131,6 +133,28 @@ def spread_words(step: StepTime) -> str:
         f"{format_seconds(step.seconds / factor)} to {format_seconds(step.seconds * factor)}, {format_count(slow)} to "
         f"{format_count(fast)} tokens/s in four of five cases, judging by published runs"
     )
+
+
+def _rollout(report: PlanReport) -> Answer | None:
+    rollout, step = report.rollout, report.step
+    if rollout is None:
+        return None
+    sampling, scoring = rollout.seconds, step.parts.get("scoring", 0.0)
+    shares = {"rollout": sampling, "scoring": scoring, "training": step.seconds - sampling - scoring}
+    words = ", ".join(
+        f"{name} {format_seconds(part)} ({part / step.seconds:.0%})" for name, part in shares.items() if part
+    )
+    one, batch = rollout.step, report.stage.rollout
+    assert batch is not None, "there are rollouts"
+    passing = f", gathering {gigabytes(rollout.passing_bytes)} each time" if rollout.passing_bytes else ""
+    details = (
+        f"gathering weights {format_seconds(rollout.gather)}, prompts {format_seconds(rollout.prefill)}, answers of "
+        f"{batch.response_tokens:,} tokens {format_seconds(rollout.generate)}, the longest ({batch.longest:,}) "
+        f"{format_seconds(rollout.tail)}; at its best",
+        f"a rank samples {one.batch:,} answers at once, {format_seconds(one.seconds)} a token ({one.bottleneck})"
+        + passing,
+    )
+    return Answer("Rollout or training?", words, details)
 
 
 def _price(report: PlanReport) -> Answer:

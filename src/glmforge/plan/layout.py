@@ -8,6 +8,7 @@ from glmforge.config.phase import PhaseConfig
 from glmforge.config.pipeline import stages_of_rank, stages_per_rank
 from glmforge.config.schema import RunConfig
 from glmforge.errors import ConfigError
+from glmforge.plan.stages.rollout_batch import RolloutBatch, packed
 
 _MEANINGS = {
     "pp": "pipeline ranks, each with a share of the layers",
@@ -107,10 +108,13 @@ def select_phase(config: RunConfig, name: str | None) -> RunConfig:
     return config.model_copy(update={"phases": [phases[name] if name is not None else config.phases[0]]})
 
 
-def with_assumed_steps(config: RunConfig) -> tuple[RunConfig, list[str]]:
-    """The run with `STEPS_FOR_EPOCHS` steps in place of epochs, and a line for each phase that has them.
+def with_assumed_steps(
+    config: RunConfig, rollout: RolloutBatch | None, world_size: int, *, any_layout: bool = False
+) -> tuple[RunConfig, list[str]]:
+    """The run with `STEPS_FOR_EPOCHS` steps in place of epochs, and rows in place of the answers of `rollout`; a line
+    for each phase that has them.
 
-    How long those are only the data tell, which a plan does not read.
+    How many those are only data and policy tell. `any_layout`: rows are to lie on every layout of the ranks.
     """
     lines = [
         f"phase {phase.name}: the number of steps in {phase.epochs:g} epochs depends on the data; planned as "
@@ -120,7 +124,12 @@ def with_assumed_steps(config: RunConfig) -> tuple[RunConfig, list[str]]:
     ]
     assumed = {"epochs": None, "steps": STEPS_FOR_EPOCHS}
     phases = [phase if phase.epochs is None else phase.model_copy(update=assumed) for phase in config.phases]
-    return config.model_copy(update={"phases": phases}), lines
+    config = config.model_copy(update={"phases": phases})
+    if rollout is None:
+        return config, lines
+    ranks = world_size if any_layout else resolve_layout(config, world_size).data_ranks
+    config, line = packed(config, rollout, ranks * (config.parallel.micro_batch_size or 1))
+    return config, [*lines, line]
 
 
 def phases_not_served(config: RunConfig, world_size: int, phase: str) -> list[str]:

@@ -20,6 +20,7 @@ from glmforge.plan.memory.estimate import MemoryEstimate, estimate_memory
 from glmforge.plan.memory.purposes import purposes_in
 from glmforge.plan.search.search import SearchResult
 from glmforge.plan.search.warnings import layout_warnings
+from glmforge.plan.serving.on_shards import ShardRollout, rollout_on_shards, shard_rollout_as_json
 from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
 from glmforge.plan.time.levers import StepLever, step_levers
 from glmforge.plan.time.step_time import LinkUse, StepTime, predict_step
@@ -79,6 +80,13 @@ class PlanReport:
     def phase_seconds(self) -> float:
         """Of the planned phase, if every step of it ran at the predicted rate: no failures, no evaluations."""
         return self.phase_tokens / self.step.tokens_per_second
+
+    @property
+    def rollout(self) -> ShardRollout | None:
+        """Of a step, where the stage samples."""
+        if self.stage.rollout is None:
+            return None
+        return rollout_on_shards(self.config, self.layout, self.machine, self.stage.rollout)
 
     @property
     def memory_share(self) -> float:
@@ -144,6 +152,7 @@ def as_json(report: PlanReport) -> dict[str, Any]:
             "levers": [_lever_as_json(lever) for lever in report.levers],
             "links": [_link_as_json(link) for link in step.links],
         },
+        "rollout": None if report.rollout is None else shard_rollout_as_json(report.rollout),
         "between_nodes": [_nodes_as_json(one) for one in report.nodes],
         "phase_tokens": report.phase_tokens,
         "phase_seconds": report.phase_seconds,
@@ -216,6 +225,7 @@ def _memory_as_json(report: PlanReport) -> dict[str, Any]:
                 "pp_rank": place.pp_rank,
                 "at_peak_bytes": {str(purpose): place.at_peak[purpose] for purpose in purposes},
                 "peak_in": place.moment,
+                "held_bytes": dict(place.held),
                 "host_bytes": place.host_bytes,
             }
             for place in estimate.places

@@ -10,9 +10,8 @@ from pathlib import Path
 from glmforge.backend.base import Backend
 from glmforge.backend.native import NativeBackend
 from glmforge.checkpoint.initial_weights import load_initial_weights
-from glmforge.config.model import ModelConfig
-from glmforge.config.optim import ParameterRule
 from glmforge.config.rl import RlConfig
+from glmforge.config.rl_models import models_beside
 from glmforge.config.schema import RunConfig
 from glmforge.data.tokens.model_ids import with_ids_of
 from glmforge.data.tokens.tokenizer import Tokenizer
@@ -66,14 +65,10 @@ class RlRecipe(Recipe):
     def source(self, config: RunConfig, backend: Backend) -> RolloutSource:
         assert isinstance(backend, NativeBackend), "rollouts read the native backend's model"
         settings = self.settings
-        reference = None
-        if settings.needs_reference and config.lora is None:
-            assert config.init_from is not None, "the stage starts from weights"
-            reference = self._frozen(config, config.init_from)
-        scores: dict[str, object] = {"heads": {"score": 1}, "lm_head": False, "tie_word_embeddings": False}
-        reward_model = None if settings.reward_model is None else self._frozen(config, settings.reward_model, **scores)
-        if settings.critic is not None:
-            self._critic = NativeBackend.build(self._critic_config(config), self.world)
+        beside = models_beside(config)
+        frozen = {role: self._frozen(beside[role]) for role in ("reference", "reward") if role in beside}
+        if "critic" in beside:
+            self._critic = NativeBackend.build(beside["critic"], self.world)
         speaks = all(self.world.axis_rank(axis) == 0 for axis in ("tp", "pp", "cp"))
         written = SampleFiles(
             RunDirectory(config.output_dir).rollouts,
@@ -91,9 +86,9 @@ class RlRecipe(Recipe):
             AnswerScorer(self.rewards, self.tokenizer, self.prompt, settings.rollout.max_new_tokens),
             vocab_size=self.tokenizer.vocab_size,
             source_of=lambda number: self.prompt(number).source,
-            reference=reference,
+            reference=frozen.get("reference"),
             critic=None if self._critic is None else self._critic.model,
-            reward_model=reward_model,
+            reward_model=frozen.get("reward"),
             write=written,
         )
 
@@ -104,7 +99,10 @@ class RlRecipe(Recipe):
         objective = ValueObjective(critic.clip)
         return {
             "critic": ExtraModel(
-                config=self._critic_config(config), backend=self._critic, objective=objective, lr_scale=critic.lr_scale
+                config=models_beside(config)["critic"],
+                backend=self._critic,
+                objective=objective,
+                lr_scale=critic.lr_scale,
             )
         }
 
@@ -146,31 +144,13 @@ class RlRecipe(Recipe):
         longest = min(rollout.max_prompt_tokens, room)
         return make_prompts(read_prompts(paths), self.tokenizer, thinking=rollout.thinking, max_tokens=longest)
 
-    def _frozen(self, config: RunConfig, source: Path, **changes: object) -> ParallelModel:
-        """The weights in `source`, for forward passes alone. All layers are the run's."""
-        rules = [ParameterRule(match="*", lr_scale=0.0)]
-        held = "fp32" if config.precision.compute == "fp32" else "bf16"
-        frozen = config.model_copy(
-            update={
-                "model": ModelConfig.model_validate(
-                    config.model.model_dump() | {"num_nextn_predict_layers": 0} | changes
-                ),
-                "lora": None,
-                "optim": config.optim.model_copy(update={"rules": rules}),
-                "precision": config.precision.model_copy(update={"frozen": held}),
-            }
-        )
-        model = build_model(frozen, self.world)
-        load_initial_weights(source, model.state_dict(), frozen.model, self.tokenizer.fingerprint)
+    def _frozen(self, config: RunConfig) -> ParallelModel:
+        """A model for forward passes alone, with its weights."""
+        assert config.init_from is not None, "the stage starts from weights"
+        model = build_model(config, self.world)
+        load_initial_weights(config.init_from, model.state_dict(), config.model, self.tokenizer.fingerprint)
         model.eval()
         return model
-
-    def _critic_config(self, config: RunConfig) -> RunConfig:
-        critic = self.settings.critic
-        assert critic is not None, "asked for"
-        changes = {"heads": {"value": 1}, "lm_head": False, "num_nextn_predict_layers": 0, "tie_word_embeddings": False}
-        model = ModelConfig.model_validate(config.model.model_dump() | changes)
-        return config.model_copy(update={"model": model, "init_from": critic.init_from or config.init_from})
 
 
 class _Order:

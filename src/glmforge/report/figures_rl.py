@@ -50,12 +50,13 @@ def reward_figures(run: RunLog) -> list[Figure]:
 
 
 def best_and_worst(run: RunLog) -> list[ShownSample]:
-    """The answers of the last step with the highest rewards, then those with the lowest."""
+    """The answers of the last step with the highest rewards, then those with the lowest; a reply to a prompt once."""
     steps = steps_written(run.directory.rollouts) if _is_rl(run) else []
     if not steps:
         return []
     records = [one for one in read_samples(run.directory.rollouts, steps[-1]) if one["reward"] is not None]
-    ordered = sorted(records, key=lambda one: -one["reward"])
+    distinct = {(one["group"], one["reply"]): one for one in records}
+    ordered = sorted(distinct.values(), key=lambda one: -one["reward"])
     number = min(_NUM_SAMPLES, len(ordered) // 2)
     best, worst = ordered[:number], ordered[len(ordered) - number :]
     return [_shown(one, "best") for one in best] + [_shown(one, "worst") for one in worst]

@@ -89,7 +89,7 @@ class Prompts:
         asked = {_digest(one) for one in held_out.prompts}
         kept = tuple(one for one in self.prompts if _digest(one) not in asked)
         if not kept:
-            raise DataError("all prompts are held-out ones as well; hold out fewer")
+            raise DataError("all prompts of data.sources are in data.held_out as well; hold out others")
         return replace(self, prompts=kept, num_duplicates=self.num_duplicates + len(self.prompts) - len(kept))
 
     @property

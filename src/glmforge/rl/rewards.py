@@ -95,10 +95,10 @@ class Rewards:
                         f"({found.failed or 'it is not a function'}); name one that processes started here can import"
                     )
         if any(term.kind == "verifier" for term in self.config.terms):
-            if missing := next((one.id for one in prompts.prompts if one.verifier is None), None):
+            if missing := next((one for one in prompts.prompts if one.verifier is None), None):
                 raise GlmforgeError(
-                    f"rewards.terms: 'verifier' needs a verifier in every prompt, but {missing} has none; add one, or "
-                    "remove the term"
+                    f"rl.rewards.terms: 'verifier' needs a verifier in every prompt, but '{shown(missing.text)}' of "
+                    f"source '{shown(missing.source)}' has none; add one, or remove the term"
                 )
             check_runnable(prompts.verifier_kinds, unsafe_code=self.config.unsafe_code)
 

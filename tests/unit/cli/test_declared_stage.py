@@ -119,7 +119,7 @@ def test_a_plan_shows_its_models(path: str) -> None:
     assert "Models of stage twins" in shown
     assert "twin " in shown
     result = CliRunner().invoke(app, ["plan", path, "--stage", "triplets"])
-    assert "choose one of pretrain, midtrain, sft, reward, dpo, rl, twins, lora, policy" in str(result.exception)
+    assert "choose one of pretrain, midtrain, sft, reward, dpo, rl, twins, lora" in str(result.exception)
     result = CliRunner().invoke(app, ["plan", path, "--dry-run"])
     assert "--dry-run: runs the step of one model, but" in str(result.exception)
 
@@ -141,7 +141,7 @@ def test_all_its_models_have_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_help_and_docs_name_it() -> None:
     assert "twins: a model against one that stays as it is" in output_of("train", "--help")
-    assert "| `twins` | yes | the configuration | a model against one that stays as it is |" in stages_markdown()
+    assert "| `twins` | a model against one that stays as it is |" in stages_markdown()
 
 
 def test_it_is_gone_afterwards() -> None:

@@ -78,8 +78,8 @@ def test_preset_names() -> None:
     names = ["demo", "glm45_355b", "glm45_air_106b", "glm46_355b", "glm_scaled_down", "small_1b", "tiny"]
     assert preset_names() == names
     large = ["lora_355b_2x8h200", "lora_355b_4x8h100", "lora_air_2x8h200", "lora_air_8x80gb", "sft_air_8x8h100"]
-    pairs = ["dpo_air", "reward_air"]
-    assert preset_names("run") == sorted(["demo", "demo_sft", "lora", *large, *pairs])
+    after = ["dpo_air", "reward_air", "ppo_air", "grpo_air_64gpu", "grpo_355b"]
+    assert preset_names("run") == sorted(["demo", "demo_sft", "lora", *large, *after])
 
 
 @pytest.mark.parametrize(

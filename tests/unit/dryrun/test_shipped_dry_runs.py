@@ -4,6 +4,7 @@ All places of the pipeline are looked at: the fullest is often neither the first
 `benchmarks/dry_runs.py` does the same with every file and phase, and measures what that costs.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,12 +64,17 @@ def test_the_fullest_rank_fits(name: str, world_size: int, phase: str | None, ov
         pytest.param("sft_air_8x8h100", 64, "h100-80gb", marks=pytest.mark.full),
         pytest.param("dpo_air", 64, "h100-80gb", marks=pytest.mark.full),
         pytest.param("reward_air", 64, "h100-80gb", marks=pytest.mark.full),
+        pytest.param("grpo_air_64gpu", 64, "h100-80gb", marks=pytest.mark.full),
+        pytest.param("ppo_air", 64, "h200", marks=pytest.mark.full),
+        pytest.param("grpo_355b", 256, "h200", marks=pytest.mark.full),
     ],
 )
 def test_the_packaged_fine_tuning_fits(name: str, world_size: int, gpu: str) -> None:
     config = load_config(name)
     found, room = dry_run(config, world_size), find_machine(gpu).accelerator.memory_bytes
     assert 0 < found.peak < 0.8 * room
-    (place,) = estimate_memory(config, found.layout, stage_of(config)).places
+    # A dry run samples nothing: what the engine needs beside the weights is left to closed forms.
+    roles = (replace(role, cache_bytes=0) for role in stage_of(config).roles)
+    (place,) = estimate_memory(config, found.layout, replace(stage_of(config), roles=tuple(roles))).places
     # Closed forms take frozen layers to keep what others do, and DPO's head to make gradients in the forward pass.
     assert place.peak == pytest.approx(found.peak, rel=0.12 if config.stage == "dpo" else 0.07)

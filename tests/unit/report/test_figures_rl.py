@@ -53,7 +53,8 @@ def rl_run(tmp_path: Path) -> Path:
     rewards = [0.5, None, 0.9, -1.0, 0.1, 0.2, 0.3, 0.4]
     for step in (39, 40):
         write_answers(root, step, [answer(step, number, reward) for number, reward in enumerate(rewards)])
-    write_answers(root, 40, [answer(40, 9, 2.0, "</pre><script>x</script>")], share=1)
+    best = "</pre><script>x</script>"
+    write_answers(root, 40, [answer(40, 8, 2.0, best), answer(40, 9, 2.0, best)], share=1)
     return root
 
 

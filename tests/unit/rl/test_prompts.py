@@ -126,7 +126,7 @@ def test_held_out_prompts_are_kept_apart(made):
     rest = training.without(held_out)
     assert [prompt.text for prompt in rest.prompts] == [f"What is {n}?" for n in range(4)]
     assert rest.num_duplicates == 2
-    with pytest.raises(DataError, match="held-out"):
+    with pytest.raises(DataError, match=r"data\.held_out"):
         training.without(training)
 
 

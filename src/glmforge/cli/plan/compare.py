@@ -13,9 +13,10 @@ from glmforge.cli.tables import print_table, table
 if TYPE_CHECKING:
     from glmforge.config.schema import RunConfig
     from glmforge.plan.report import PlanReport
+    from glmforge.plan.stages.stage import TrainingStage
 
 
-def other_run(words: str) -> "RunConfig":
+def other_run(words: str, stage: "TrainingStage", world_size: int) -> "RunConfig":
     """The run that --compare names: a file or a preset, and settings to change in it behind its name."""
     from glmforge.config import load_config
     from glmforge.errors import ConfigError
@@ -25,7 +26,7 @@ def other_run(words: str) -> "RunConfig":
         name, *overrides = shlex.split(words)
     except ValueError as error:
         raise ConfigError(f"--compare: {words!r} is not a configuration: {error}, or it is empty") from None
-    return with_assumed_steps(load_config(name, overrides))[0]
+    return with_assumed_steps(load_config(name, overrides), stage.rollout, world_size)[0]
 
 
 def show_comparison(

@@ -120,7 +120,7 @@ class PlanOptions:
     stage: Annotated[
         str | None,
         typer.Option(
-            help="Stage to plan: lora, reward, policy. Default: the configuration's.",
+            help="Stage to plan: the configuration's, the default, or lora.",
             rich_help_panel=_STAGES,
         ),
     ] = None
@@ -132,14 +132,6 @@ class PlanOptions:
             rich_help_panel=_STAGES,
         ),
     ] = None
-    policy_models: Annotated[
-        str | None,
-        typer.Option(
-            metavar="actor+reference+critic+reward",
-            help="Models of --stage policy. Default: all four, as in PPO; GRPO without KL has only an actor.",
-            rich_help_panel=_STAGES,
-        ),
-    ] = None
     serve: Annotated[
         bool,
         typer.Option("--serve", help="Plan serving: does the model fit, and how fast is it?", rich_help_panel=_SERVING),
@@ -148,7 +140,8 @@ class PlanOptions:
         str | None,
         typer.Option(
             metavar="prompts=64,samples=8,prompt=1024,response=8192",
-            help="Time rollouts; with --stage policy a whole step. Token counts are means, longest= is the limit.",
+            help="Time rollouts of an engine. With stage rl: lengths of a step's answers, prompt=,response=,longest=. "
+            "Token counts are means, longest= is the limit.",
             rich_help_panel=_SERVING,
         ),
     ] = None

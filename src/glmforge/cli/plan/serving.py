@@ -53,8 +53,8 @@ def check_serving_options(
             raise ConfigError(f"{view}: cannot be combined with {others[0]}; remove one of them")
         if serve and (rollout is not None or not stage.is_plain):
             raise ConfigError("--serve: does not train; remove --stage, --lora and --rollout")
-        if not stage.is_plain and stage.name != "policy":
-            raise ConfigError(f"--rollout: applies to a policy, not to stage {stage.name}; add --stage policy")
+        if not stage.is_plain:
+            raise ConfigError(f"--rollout: samples with one model, but this is stage {stage.name}; use stage: rl")
     elif settings := [name for name in names if name in _SETTINGS]:
         raise ConfigError(f"{settings[0]}: needs --serve or --rollout")
 

@@ -1,6 +1,7 @@
 """`glmforge plan --stage`: the models of a stage and what of them is trained."""
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
     from glmforge.plan.stages.stage import TrainingStage
 
 
-def read_stage(name: str | None, lora: str | None, policy_models: str | None, config: "RunConfig") -> "TrainingStage":
-    """The stage that `config` says, or what the options `--stage`, `--lora` and `--policy-models` describe.
+def read_stage(name: str | None, lora: str | None, rollout: str | None, config: "RunConfig") -> "TrainingStage":
+    """The stage that `config` says, or what the options `--stage` and `--lora` describe; `--rollout` with other lengths
+    of what it samples, if it does.
 
     Raises `ConfigError` for one that is not known, or that another configuration would say, and for adapters of what is
     no map of the model.
@@ -25,19 +27,21 @@ def read_stage(name: str | None, lora: str | None, policy_models: str | None, co
     from glmforge.config.lora import parse_lora
     from glmforge.config.stage import STAGES
     from glmforge.errors import ConfigError
+    from glmforge.plan.stages.rollout_batch import parse_rollout
     from glmforge.plan.stages.stage import find_stage, stage_of
 
-    if policy_models is not None and name != "policy":
-        raise ConfigError("--policy-models: needs --stage policy")
     if name in STAGES and name != config.stage:
         raise ConfigError(f"--stage: the configuration says '{config.stage}'; use stage={name} instead")
-    names = None if policy_models is None else [part for part in policy_models.split("+") if part != "actor"]
     if name is None and lora is None:
-        return stage_of(config)
-    adapters = config.lora if lora is None else parse_lora(lora)
-    if adapters is not None:
-        adapted_maps(config.model, adapters)
-    return find_stage(name or config.stage, adapters, names, config)
+        stage = stage_of(config)
+    else:
+        adapters = config.lora if lora is None else parse_lora(lora)
+        if adapters is not None:
+            adapted_maps(config.model, adapters)
+        stage = find_stage(name or config.stage, adapters, config)
+    if rollout is None or stage.rollout is None:
+        return stage
+    return replace(stage, rollout=parse_rollout(rollout, stage.rollout))
 
 
 def check_dry_run(stage: "TrainingStage", config: "RunConfig") -> None:
@@ -46,7 +50,7 @@ def check_dry_run(stage: "TrainingStage", config: "RunConfig") -> None:
     from glmforge.plan.stages.stage import stage_of
 
     of_run = stage.is_plain or stage.roles == stage_of(config).roles
-    if of_run and len(stage.roles) > 1:
+    if of_run and len(stage.roles) > 1 and stage.name != "rl":
         names = ", ".join(role.name for role in stage.roles)
         raise ConfigError(f"--dry-run: runs the step of one model, but stage {stage.name} has several: {names}")
     if not of_run:

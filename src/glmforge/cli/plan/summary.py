@@ -71,7 +71,7 @@ def plan_report(
     if dry_run is not None:
         from glmforge.dryrun.report import planned_memory
 
-        memory = planned_memory(dry_run(config))
+        memory = planned_memory(dry_run(config), stage)
     return make_report(
         run,
         config,

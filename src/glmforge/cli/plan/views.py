@@ -11,7 +11,7 @@ from glmforge.cli.plan.cost import check_cost_options, show_cost
 from glmforge.cli.plan.dry_run import show_dry_run, take_dry_run
 from glmforge.cli.plan.layout import checked_layout, draw_schedule, print_layout, print_phases
 from glmforge.cli.plan.options import PlanOptions
-from glmforge.cli.plan.rollout import show_policy_step, show_rollout
+from glmforge.cli.plan.rollout import show_rollout
 from glmforge.cli.plan.roofline import show_roofline
 from glmforge.cli.plan.search import search
 from glmforge.cli.plan.serving import Service, check_serving_options, show_serving
@@ -72,9 +72,11 @@ def read_question(given: PlanOptions) -> Question:
     needs_machine |= {"--serve": given.serve, "--search": given.search, "--cost": given.cost}
     machine = chosen_machine(given.gpu, given.network, given.nodes_of, given.calibrate, needs_machine)
     written = load_config(given.config, given.overrides or [])
-    stage = read_stage(given.stage, given.lora, given.policy_models, written)
+    stage = read_stage(given.stage, given.lora, given.rollout, written)
     _check_together(given, stage, written)
-    whole, assumed = with_assumed_steps(written)
+    whole, assumed = with_assumed_steps(
+        written, stage.rollout, given.world_size or 1, any_layout=given.search or given.world_size is None
+    )
     for line in assumed:
         Console(stderr=True).print(line, highlight=False, soft_wrap=True)
     return Question(given, written, whole, select_phase(whole, given.phase), machine, stage)
@@ -91,7 +93,8 @@ def _check_together(given: PlanOptions, stage: "TrainingStage", config: "RunConf
     of_serving: dict[str, object] = {"--weights": given.weights, "--acceptance": given.acceptance}
     of_serving |= {"--context": given.context}
     check_cost_options(cost=given.cost, sheet=given.sheet, given=shown | of_cost)
-    check_serving_options(serve=given.serve, rollout=given.rollout, stage=stage, given=shown | of_serving)
+    alone = given.rollout if stage.rollout is None else None  # otherwise it tells the lengths of a step's answers
+    check_serving_options(serve=given.serve, rollout=alone, stage=stage, given=shown | of_serving)
     check_output_options(given.page, given.compare, search=given.search, roofline=given.roofline)
 
 
@@ -115,17 +118,12 @@ def _show_on(machine: "Machine", asked: Question) -> None:
         _show_cost(machine, asked)
     elif given.serve:
         show_serving(model, machine, world_size, asked.service, as_json=given.as_json)
-    elif given.rollout is not None and asked.stage.name != "policy":
+    elif given.rollout is not None and asked.stage.rollout is None:
         show_rollout(model, machine, world_size, asked.service, given.rollout, as_json=given.as_json)
     elif given.search:
         _search(machine, asked)
     elif given.roofline is not None:
         _show_roofline(given.roofline, _layout(asked), asked)
-    elif given.rollout is not None:
-        layout = _layout(asked)
-        show_policy_step(
-            asked.config, layout, asked.stage, machine, asked.service, given.rollout, as_json=given.as_json
-        )
     else:
         _show_report(machine, asked)
 
@@ -200,7 +198,7 @@ def _search(machine: "Machine", asked: Question) -> None:
 def _show_report(machine: "Machine", asked: Question) -> None:
     """The plan on these GPUs, beside another one if that is requested."""
     given = asked.options
-    other = other_run(given.compare) if given.compare is not None else None
+    other = other_run(given.compare, asked.stage, asked.world_size) if given.compare is not None else None
     _layout(asked)
     plan_run = partial(
         plan_report,

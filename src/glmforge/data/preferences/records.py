@@ -65,7 +65,8 @@ def preference_of(record: Mapping[str, Any]) -> Preference:
         if given.get(field):
             raise DataError(f"it has {field}, but this model supports text only")
     if not {"chosen", "rejected"} <= given.keys():
-        raise DataError(f"not a preference pair: it has the fields {shown(', '.join(given)) or 'none'}, but needs both")
+        fields = shown(", ".join(given)) or "none"
+        raise DataError(f"not a preference pair: it has the fields {fields}, but needs chosen and rejected")
     sides = {side: _messages(given[side], side) for side in ("chosen", "rejected")}
     are_whole = {side: _role(messages[0]) != "assistant" for side, messages in sides.items()}
     if len(set(are_whole.values())) > 1:

@@ -5,6 +5,7 @@ apart stands in docs/plan.md, and `benchmarks/plan_memory.py` measures it.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from glmforge.config.layout import Layout
@@ -12,21 +13,28 @@ from glmforge.config.pipeline import stages_of_rank, stages_per_rank
 from glmforge.config.role import Role
 from glmforge.config.schema import RunConfig
 from glmforge.plan.memory.in_flight import InFlight, passes_in_flight
-from glmforge.plan.memory.moments import Situation, moments
+from glmforge.plan.memory.moments import Moment, Situation, moments
 from glmforge.plan.memory.purposes import Memory, Purpose
 from glmforge.plan.memory.shards import Weights
 from glmforge.plan.memory.stages import RankParts, StageParts
 from glmforge.plan.stages.stage import PRETRAINING, TrainingStage, laid_out, with_model_of
 
+ROLLOUT = "rollout"
+"""The moment at which an engine generates."""
+
 
 @dataclass(frozen=True)
 class PlaceMemory:
-    """What a rank at a place of the pipeline needs at most, `moment` says when, and of host memory beside."""
+    """What a rank at a place of the pipeline needs at most, `moment` says when, and of host memory beside.
+
+    `held` is what each of several models holds at all times.
+    """
 
     pp_rank: int
     at_peak: Memory
     moment: str
     host_bytes: int = 0
+    held: tuple[tuple[str, int], ...] = ()
 
     @property
     def peak(self) -> int:
@@ -64,11 +72,13 @@ class MemoryModel:
     def estimate(self, config: RunConfig, layout: Layout) -> MemoryEstimate:
         """`config` may differ in `parallel` and in the batch from the one that the model was made of.
 
-        The models of a stage take turns: weights, optimizer states and caches of all are there, and what one of them
-        needs besides: gradients are gone when the next one's turn comes.
+        The models of a stage take turns: weights and optimizer states of all are there, and what one of them needs
+        besides: gradients are gone when the next one's turn comes. An engine's turn needs its cache and the weights
+        that it gathers.
         """
         by_role = [self._places(*laid_out(role, config, layout), role) for role in self.weights]
-        return MemoryEstimate(tuple(_together(places) for places in zip(*by_role, strict=True)))
+        names = [role.name for role in self.weights]
+        return MemoryEstimate(tuple(_together(names, places) for places in zip(*by_role, strict=True)))
 
     def _places(self, config: RunConfig, layout: Layout, role: Role) -> list[PlaceMemory]:
         parallel, pp = config.parallel, layout.pp
@@ -83,17 +93,24 @@ class MemoryModel:
         return places
 
 
-_HELD = (Purpose.WEIGHTS, Purpose.OPTIMIZER, Purpose.CACHE)
+_HELD = (Purpose.WEIGHTS, Purpose.OPTIMIZER)
 
 
-def _together(places: tuple[PlaceMemory, ...]) -> PlaceMemory:
+def _together(names: Sequence[str], places: tuple[PlaceMemory, ...]) -> PlaceMemory:
     """One place of the pipeline, of models that take turns."""
     if len(places) == 1:
         return places[0]
+    by_name = [(name, held_bytes(place.at_peak)) for name, place in zip(names, places, strict=True)]
     held = {purpose: sum(place.at_peak[purpose] for place in places) for purpose in _HELD}
-    fullest = max(places, key=lambda place: place.peak - sum(place.at_peak[purpose] for purpose in _HELD))
+    fullest = max(places, key=lambda place: place.peak - held_bytes(place.at_peak))
     host_bytes = sum(place.host_bytes for place in places)
-    return PlaceMemory(fullest.pp_rank, Counter(fullest.at_peak | Counter(held)), fullest.moment, host_bytes)
+    at_peak = Counter(fullest.at_peak | Counter(held))
+    return PlaceMemory(fullest.pp_rank, at_peak, fullest.moment, host_bytes, tuple(by_name))
+
+
+def held_bytes(memory: Memory) -> int:
+    """Of it what a model holds whether it is its turn or not."""
+    return sum(memory[purpose] for purpose in _HELD)
 
 
 def _place(
@@ -106,14 +123,17 @@ def _place(
     role: Role,
 ) -> PlaceMemory:
     held, is_offloaded = rank.held, config.parallel.cpu_offload
-    always = {Purpose.CACHE: role.cache_bytes} if role.cache_bytes else {}
-    if not is_offloaded:
-        always |= {Purpose.WEIGHTS: held.weights, Purpose.OPTIMIZER: held.optimizer}
+    always = {} if is_offloaded else {Purpose.WEIGHTS: held.weights, Purpose.OPTIMIZER: held.optimizer}
     host = held.weights + held.gradients + held.optimizer if is_offloaded else 0
-    if not role.has_passes:
-        return PlaceMemory(pp_rank, Counter(always), "always", host)
-    always[Purpose.BUFFERS] = rank.buffers
-    found = moments(rank, flights, Situation.of(config, pp, pp_rank, micro_batches))
-    reached = (one for one in found if role.is_trained or one[0] == "forward")
+    reached: list[Moment] = [("always", {})]
+    if role.has_passes:
+        found = moments(rank, flights, Situation.of(config, pp, pp_rank, micro_batches))
+        reached = [
+            (moment, {Purpose.BUFFERS: rank.buffers, **parts})
+            for moment, parts in found
+            if role.is_trained or moment == "forward"
+        ]
+    if role.cache_bytes:
+        reached.append((ROLLOUT, {Purpose.CACHE: role.cache_bytes, Purpose.GATHERED: rank.engine}))
     moment, at_peak = max(reached, key=lambda named: sum(named[1].values()))
     return PlaceMemory(pp_rank, Counter(always | at_peak), moment, host)

@@ -35,6 +35,7 @@ class RankParts:
         outside: as `layer`, of what belongs to none, while the first layer's are still being reduced.
         update: working memory of the optimizer.
         buffers: of all micro-batches.
+        engine: gathered and cast weights while an engine generates.
     """
 
     held: Shard
@@ -52,6 +53,7 @@ class RankParts:
     outside: int
     update: int
     buffers: int
+    engine: int
 
 
 class StageParts:
@@ -60,7 +62,7 @@ class StageParts:
     def __init__(self, config: RunConfig, layout: Layout, weights: Weights, role: Role = MODEL) -> None:
         self.config, self.layout, self.weights, self.parallel = config, layout, weights, config.parallel
         model, phase = config.model, config.phases[0]
-        self.itemsize = BF16 if config.precision.compute == "bf16" else FP32
+        self.itemsize, self.role = BF16 if config.precision.compute == "bf16" else FP32, role
         self.micro_batches = layout.num_micro_batches(phase)
         self.rows = layout.rank_batch_size(phase) // self.micro_batches
         self.num_mtp = model.num_nextn_predict_layers if phase.mtp_loss_weight and role.predicts_ahead else 0
@@ -113,12 +115,22 @@ class StageParts:
             _reduced(outside) + self.shards[self.weights.kind_of_layer[0]].unreduced,
             update_bytes(self._weights_of(keys), self.sharding),
             self._buffers(keys),
+            self._engine(keys),
         )
 
-    def _shard(self, key: StageKey) -> Shard:
+    def _shard(self, key: StageKey, *, with_mtp: bool = True) -> Shard:
         kinds, has_embedding, has_head = key
-        total = sum((self.shards[kind] * number for kind, number in kinds), Shard())
+        run = [(kind, number) for kind, number in kinds if with_mtp or not self.weights.kinds[kind][0].row.mtp]
+        total = sum((self.shards[kind] * number for kind, number in run), Shard())
         return total + self.first * has_embedding + self.last * has_head
+
+    def _engine(self, keys: Sequence[StageKey]) -> int:
+        """All weights that run, or as many as may be kept and the largest layer of the others."""
+        run = sum((self._shard(key, with_mtp=False) for key in keys), Shard())
+        needed, most = run.gathered + run.casts, self.role.kept_bytes
+        if most is None or needed <= most:
+            return needed
+        return most + max(self.shards[kind].gathered for kinds, _, _ in keys for kind, _ in kinds)
 
     def _kept(self, key: StageKey) -> int:
         """By a micro-batch in a stage."""

@@ -1,4 +1,4 @@
-"""How long a policy's rollouts take, and how many GPUs should generate while the others train.
+"""How long a policy's rollouts take in an engine of their own, with copies of the model.
 
 A step of GRPO or PPO samples several responses to each of its prompts and trains on all of them. Copies of the model
 generate with as many sequences at once as their memory holds; a sequence that ends makes room for the next. The longest
@@ -8,37 +8,12 @@ Steps of generation are the best that a service can do (`glmforge.plan.serving.d
 longer.
 """
 
-import math
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from glmforge.errors import ConfigError
 from glmforge.plan.serving.deployment import Deployment, generation_step, prefill_seconds
-
-_SETTINGS = ("prompts", "samples", "prompt", "response", "longest")
-_MOST = 10**9
-
-
-@dataclass(frozen=True)
-class RolloutBatch:
-    """What is sampled for one step. Tokens are means; `longest` is the length at which responses are cut, or the
-    longest one expected."""
-
-    prompts: int
-    samples: int
-    prompt_tokens: int
-    response_tokens: int
-    longest: int
-
-    @property
-    def sequences(self) -> int:
-        return self.prompts * self.samples
-
-    @property
-    def tokens(self) -> int:
-        """Of prompts and responses, as training sees them."""
-        return self.sequences * (self.prompt_tokens + self.response_tokens)
+from glmforge.plan.stages.rollout_batch import RolloutBatch
 
 
 @dataclass(frozen=True)
@@ -72,41 +47,6 @@ class Rollout:
         return self.tokens / self.seconds
 
 
-@dataclass(frozen=True)
-class Split:
-    """GPUs that generate and GPUs that train at the same time, one step behind; seconds are each side's own."""
-
-    generating: int
-    training: int
-    generate: float
-    train: float
-
-    @property
-    def seconds(self) -> float:
-        return max(self.generate, self.train)
-
-
-def parse_rollout(text: str) -> RolloutBatch:
-    """From "prompts=64,samples=8,prompt=1024,response=8192,longest=65536"; `longest` may be omitted.
-
-    Raises `ConfigError`.
-    """
-    usage = "write prompts=64,samples=8,prompt=1024,response=8192,longest=65536 (the last three in tokens)"
-    settings = dict(part.partition("=")[::2] for part in text.split(","))
-    for name, value in settings.items():
-        if name not in _SETTINGS:
-            raise ConfigError(f"--rollout: unknown setting '{name}'; {usage}")
-        if not (value.isascii() and value.isdigit() and 0 < int(value) <= _MOST):
-            raise ConfigError(f"--rollout: {name}='{value}' must be a number from 1 to {_MOST:,}; {usage}")
-    if missing := [name for name in _SETTINGS[:-1] if name not in settings]:
-        raise ConfigError(f"--rollout: {missing[0]} is missing; {usage}")
-    prompts, samples, prompt, response = (int(settings[name]) for name in _SETTINGS[:-1])
-    longest = int(settings.get("longest", response))
-    if longest < response:
-        raise ConfigError(f"--rollout: longest={longest} is less than response={response}, the mean; raise it")
-    return RolloutBatch(prompts, samples, prompt, response, longest)
-
-
 def fastest_rollout(deployment: Deployment, num_gpus: int, batch: RolloutBatch) -> Rollout:
     """With copies of the size that is fastest; the deployment's own number of GPUs does not matter.
 
@@ -120,27 +60,6 @@ def fastest_rollout(deployment: Deployment, num_gpus: int, batch: RolloutBatch) 
             f"{deployment.weights.name}) and a sequence of {batch.prompt_tokens + batch.longest:,} tokens; take more"
         )
     return min(found, key=lambda rollout: rollout.seconds)
-
-
-def balanced_split(deployment: Deployment, num_gpus: int, batch: RolloutBatch, train_seconds: float) -> Split | None:
-    """The split of the GPUs with the shortest step, `train_seconds` being those of training on all of them; None if the
-    model fits no part of them. Training is taken to slow down by as much as it has fewer GPUs.
-
-    More GPUs generate faster and leave training slower, so that the best split is where the two meet.
-    """
-    unit = deployment.machine.ranks_per_node if num_gpus > deployment.machine.ranks_per_node else 1
-
-    def split(units: int) -> Split:
-        generating = units * unit
-        seconds = min((one.seconds for one in _rollouts(deployment, generating, batch)), default=math.inf)
-        return Split(generating, num_gpus - generating, seconds, train_seconds * num_gpus / (num_gpus - generating))
-
-    most = (num_gpus - 1) // unit
-    if most < 1:
-        return None
-    meeting = bisect_left(range(1, most), True, key=lambda units: split(units).generate <= split(units).train) + 1
-    best = min((split(units) for units in {max(1, meeting - 1), meeting}), key=lambda one: one.seconds)
-    return best if best.generate < math.inf else None
 
 
 def _rollouts(deployment: Deployment, num_gpus: int, batch: RolloutBatch) -> Iterator[Rollout]:
@@ -173,3 +92,18 @@ def _rollout(deployment: Deployment, replicas: int, batch: RolloutBatch) -> Roll
         tail=(batch.longest - batch.response_tokens) * alone.seconds_per_token,
         tokens=batch.sequences * batch.response_tokens,
     )
+
+
+def rollout_as_json(rollout: Rollout) -> dict[str, object]:
+    """Ready for JSON."""
+    return {
+        "copies": rollout.replicas,
+        "gpus_of_a_copy": rollout.deployment.num_gpus,
+        "weights": rollout.deployment.weights.name,
+        "sequences_at_once": rollout.batch,
+        "prefill_seconds": rollout.prefill,
+        "generate_seconds": rollout.generate,
+        "tail_seconds": rollout.tail,
+        "seconds": rollout.seconds,
+        "tokens_per_second": rollout.tokens_per_second,
+    }

@@ -4,27 +4,31 @@ A stage declares the roles of its models (`glmforge.config.stage`); here they ar
 freeze a model and are trained in its place. Roles that use the same weights are one model: a reference is the actor
 without its adapters, an engine generates with the actor's weights.
 
-`lora` is no stage of its own, but the name of any stage that trains adapters of one model. Rollouts and serving train
-nothing and have no step; `glmforge.plan.serving` counts them.
+`lora` is no stage of its own, but the name of any stage that trains adapters of one model. Serving trains nothing and
+has no step; `glmforge.plan.serving` counts it, and the rollouts of a stage that has them.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from glmforge.config.layout import Layout, resolve_layout
 from glmforge.config.lora import LoraConfig
 from glmforge.config.role import BF16_BYTES, FP32_BYTES, MODEL, Role
 from glmforge.config.schema import RunConfig
-from glmforge.config.stage import PLANNED_STAGES, STAGES
+from glmforge.config.stage import STAGES
 from glmforge.errors import ConfigError
+from glmforge.plan.stages.rollout_batch import RolloutBatch, batch_of
 
 
 @dataclass(frozen=True)
 class TrainingStage:
-    """A stage by its name, and the models of its step; the first is the one that the stage is about."""
+    """A stage by its name, and the models of its step; the first is the one that the stage is about.
+
+    `rollout` is what a step samples before it trains, None where it samples nothing.
+    """
 
     name: str
     roles: tuple[Role, ...]
+    rollout: RolloutBatch | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -40,36 +44,26 @@ def stage_of(config: RunConfig) -> TrainingStage:
     frozen_bytes = BF16_BYTES if config.precision.frozen_float == "bf16" else FP32_BYTES
     quantises = config.precision.frozen == "nf4"
     roles = STAGES[config.stage].roles(config)
-    return _stage(config.stage, roles, config.lora, frozen_bytes=frozen_bytes, quantises=quantises)
+    stage = _stage(config.stage, roles, config.lora, frozen_bytes=frozen_bytes, quantises=quantises)
+    return replace(stage, rollout=batch_of(config))
 
 
-def find_stage(
-    name: str = "pretrain",
-    lora: LoraConfig | None = None,
-    policy_models: Sequence[str] | None = None,
-    run: RunConfig | None = None,
-) -> TrainingStage:
-    """A stage by name. `lora` trains adapters of what would be trained; `policy_models` are the models beside the first
-    one, None: all. `run` is for stages whose models depend on it, and has that of a run whose adapters are planned.
+def find_stage(name: str = "pretrain", lora: LoraConfig | None = None, run: RunConfig | None = None) -> TrainingStage:
+    """A stage by name. `lora` trains adapters of what would be trained. `run` is for stages whose models depend on it,
+    and has that of a run whose adapters are planned.
 
     Raises `ConfigError` for an unknown name, and where a stage and its adapters do not go together.
     """
     if name == "lora" and lora is None:
         raise ConfigError("--stage: lora needs its rank and targets; add --lora rank=16,target=q_proj+v_proj")
-    known = STAGES | PLANNED_STAGES
-    stage = known.get((run.stage if run is not None else "pretrain") if name == "lora" else name)
+    stage = STAGES.get((run.stage if run is not None else "pretrain") if name == "lora" else name)
     if stage is None:
-        choices = ", ".join((*STAGES, "lora", *PLANNED_STAGES))
+        choices = ", ".join((*STAGES, "lora"))
         raise ConfigError(
             f"--stage: unknown stage '{name}'; choose one of {choices}; without training see --rollout and --serve"
         )
-    first, *others = stage.roles(run)
-    if policy_models is not None:
-        names = [role.name for role in others]
-        if unknown := [model for model in policy_models if model not in names]:
-            raise ConfigError(f"--policy-models: unknown model '{unknown[0]}'; choose from {', '.join(names)}")
-        others = [role for role in others if role.name in policy_models]
-    return _stage(stage.name, (first, *others), lora)
+    found = _stage(stage.name, stage.roles(run), lora)
+    return found if run is None else replace(found, rollout=batch_of(run))
 
 
 def _stage(
@@ -92,8 +86,9 @@ def _stage(
         owner = role.weights_of or (role.base_of if lora is not None else None)
         if owner is not None:
             one = found[owner]
-            forwards, cache_bytes = one.forwards + role.forwards, one.cache_bytes + role.cache_bytes
-            found[owner] = replace(one, forwards=forwards, cache_bytes=cache_bytes)
+            if role.cache_bytes:
+                one = replace(one, cache_bytes=one.cache_bytes + role.cache_bytes, kept_bytes=role.kept_bytes)
+            found[owner] = replace(one, forwards=one.forwards + role.forwards)
             del found[role.name]
     return TrainingStage(name, tuple(found.values()))
 

@@ -7,9 +7,9 @@ optimizer updates the weights. Ranks of the same pipeline place are alike: exper
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from glmforge.config.layout import Layout
 from glmforge.config.pipeline import stages_per_rank
@@ -20,6 +20,8 @@ from glmforge.plan.machine.collectives import Group, LinkBytes, collective_secon
 from glmforge.plan.machine.machine import Machine
 from glmforge.plan.machine.measured import CollectiveKind
 from glmforge.plan.machine.provenance import Provenance, least_sure
+from glmforge.plan.serving.on_shards import rollout_on_shards
+from glmforge.plan.stages.rollout_batch import RolloutBatch
 from glmforge.plan.stages.stage import PRETRAINING, TrainingStage
 from glmforge.plan.time.overheads import INTERVAL
 from glmforge.plan.time.piece import all_pieces
@@ -65,6 +67,7 @@ class StepTime:
         parts: seconds of the pipeline rank that works longest, by what it does ("compute", "recompute", "imbalance",
             "update", "checkpoint", "offload") or waits for ("bubble", Muon's "exchange", and the axis of what is
             communicated while nothing is computed); they add up to `seconds`. A checkpoint counts with its share.
+            Of a stage that samples also "rollout", and "scoring", forward passes over what was sampled.
             Of ranks that share cores see `glmforge.plan.time.shared_cores`.
         provenance: of each part.
         tokens: of the step, on all ranks.
@@ -87,8 +90,9 @@ class StepTime:
 
     @property
     def factor(self) -> float | None:
-        """Four of five steps take between `seconds` divided by it and times it; None where ranks share cores."""
-        return INTERVAL if self.machine.cores is None else None
+        """Four of five steps take between `seconds` divided by it and times it; None where ranks share cores, and of a
+        step with a rollout, whose time is a bound."""
+        return INTERVAL if self.machine.cores is None and "rollout" not in self.parts else None
 
     @property
     def tokens_per_second(self) -> float:
@@ -162,6 +166,9 @@ def predict_step(
     an even share. `mean_attended` as for `train_flops_per_token`. Raises `ConfigError` for what is not counted: fp32,
     and fp8 on a device without it.
     """
+    if stage.rollout is not None:
+        options = {"kernels": kernels, "imbalance": imbalance, "mean_attended": mean_attended}
+        return _with_rollout(config, layout, machine, stage, stage.rollout, **options)
     phase = config.phases[0]
     situation = _situation(config, layout, machine, kernels or Kernels.of(config), stage, imbalance, mean_attended)
     pieces = {piece: piece_time(piece, situation) for piece in dict.fromkeys(all_pieces(config, situation.model))}
@@ -191,6 +198,27 @@ def predict_step(
     )
 
 
+def _with_rollout(
+    config: RunConfig,
+    layout: Layout,
+    machine: Machine,
+    stage: TrainingStage,
+    rollout: RolloutBatch,
+    **options: Any,
+) -> StepTime:
+    """The step of what is trained, with two parts more: "rollout", and "scoring", the forward passes beside it."""
+    trained = tuple(replace(role, forwards=0) for role in stage.roles if role.is_trained)
+    whole = predict_step(config, layout, machine, stage=replace(stage, rollout=None), **options)
+    training = predict_step(config, layout, machine, stage=TrainingStage(stage.name, trained), **options)
+    found = {
+        "scoring": max(0.0, whole.seconds - training.seconds),
+        "rollout": rollout_on_shards(config, layout, machine, rollout).seconds,
+    }
+    found = {part: seconds for part, seconds in found.items() if seconds > _NOTHING}
+    sure = least_sure((machine.compute_provenance, machine.link_provenance))
+    return replace(whole, parts=training.parts | found, provenance=training.provenance | dict.fromkeys(found, sure))
+
+
 def least_seconds(config: RunConfig, layout: Layout, machine: Machine, stage: TrainingStage = PRETRAINING) -> float:
     """A bound that no step of the layout is faster than, in a small part of the time that `predict_step` takes.
 
@@ -214,7 +242,7 @@ def _situation(
 ) -> Situation:
     if config.precision.compute != "bf16":
         raise ConfigError("precision.compute: the time of a step is predicted for bf16 only; set it to bf16")
-    stage = TrainingStage(stage.name, tuple(role for role in stage.roles if role.has_passes))
+    stage = replace(stage, roles=tuple(role for role in stage.roles if role.has_passes))
     for role in stage.roles:
         if role.model is not None and role.model != config.model:
             raise ConfigError(

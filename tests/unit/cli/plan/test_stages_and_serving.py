@@ -69,11 +69,29 @@ def test_a_configuration_says_its_stage_and_what_it_freezes(air: str) -> None:
     assert "Stage sft in phase main" in plan(*of_file)
 
 
-def test_a_policy_has_the_models_that_are_asked_for(air: str) -> None:
-    arguments = (air, "--gpus", "16", "--stage", "policy")
-    assert [model["name"] for model in plan_json(*arguments)["models"]] == ["actor", "reference", "critic", "reward"]
-    few = plan_json(*arguments, "--policy-models", "actor+reference")
-    assert [model["trained"] > 0 for model in few["models"]] == [True, False]
+def test_a_policy_has_the_models_that_its_settings_need() -> None:
+    """What each holds adds up; a step is sampling, scoring and training."""
+    found = plan_json("ppo_air", "--gpus", "64", "--gpu", "H200 SXM")
+    assert [model["name"] for model in found["models"]] == ["actor", "reference", "reward", "critic"]
+    assert [model["trained"] > 0 for model in found["models"]] == [True, False, False, True]
+    (place,) = found["memory"]["places"]
+    held = sum(place["held_bytes"].values())
+    assert held == place["at_peak_bytes"]["weights"] + place["at_peak_bytes"]["optimizer"]
+    assert place["peak_in"] == "rollout"
+    parts = found["step"]["parts"]
+    assert parts["rollout"]["seconds"] == found["rollout"]["seconds"]
+    assert parts["scoring"]["seconds"] > 0
+    text = plan("ppo_air", "--gpus", "64", "--gpu", "H200 SXM")
+    assert "Rollout or training? rollout" in " ".join(text.split())
+    assert "held throughout: actor" in text
+
+
+def test_longer_answers_are_more_rows() -> None:
+    arguments = ("grpo_air_64gpu", "--gpus", "64", "--gpu", "H100 SXM", "--rollout")
+    short, long = (plan_json(*arguments, f"response={tokens}") for tokens in (3072, 11264))
+    assert long["step"]["tokens"] == 3 * short["step"]["tokens"]
+    assert long["rollout"]["generate"] > 3 * short["rollout"]["generate"]
+    assert long["rollout"]["tail"] < short["rollout"]["tail"]
 
 
 def test_what_does_not_fit_is_said(air: str) -> None:
@@ -91,24 +109,9 @@ def test_a_service_batch_by_batch(air: str) -> None:
     assert "acceptance rate of the MTP layer's drafts: 80%" in plan(*arguments, "--acceptance", "0.8")
 
 
-def test_rollouts_and_the_step_they_are_part_of(air: str) -> None:
-    arguments = (air, "--gpus", "16", "--gpu", "H100 SXM", "--rollout", ROLLOUT)
-    rollout = plan_json(*arguments)
+def test_rollouts_of_an_engine_alone(air: str) -> None:
+    rollout = plan_json(air, "--gpus", "16", "--gpu", "H100 SXM", "--rollout", ROLLOUT)
     assert rollout["copies"] * rollout["gpus_of_a_copy"] == 16
-    step = plan_json(*arguments, "--stage", "policy", "--policy-models", "actor")
-    assert step["rollout"] == rollout
-    assert step["seconds"] == rollout["seconds"] + step["train_seconds"] + step["send_seconds"]
-    assert step["split"]["generating"] + step["split"]["training"] == 16
-    assert "Side by side" in plan(*arguments, "--stage", "policy")
-
-
-def test_adapters_are_sent_and_nothing_else(air: str) -> None:
-    arguments = (air, "--gpus", "16", "--gpu", "H100 SXM", "--network", "tcp30", "--rollout", ROLLOUT)
-    whole, lora = (
-        plan_json(*arguments, "--stage", "policy", *more)["send_seconds"] for more in ((), ("--lora", "rank=16"))
-    )
-    assert whole == pytest.approx(218.45e9 / 3.75e9, rel=1e-3)
-    assert lora == pytest.approx(2 * 31_653_888 / 3.75e9)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +120,6 @@ def test_adapters_are_sent_and_nothing_else(air: str) -> None:
         (("--serve",), "--serve: needs the GPU; add --gpu, such as --gpu"),
         (("--serve", "--gpu", "H100 SXM", "--weights", "q3"), "--weights: unknown format 'q3'; choose one of bf16"),
         (("--serve", "--gpu", "H100 SXM", "--cache", "int8"), "--cache: unknown format 'int8'; choose one of bf16"),
-        (("--policy-models", "actor"), "needs --stage policy"),
         (
             ("--stage", "rlhf"),
             "--stage: unknown stage 'rlhf'; choose one of pretrain, midtrain, sft, reward, dpo, rl, lora",
@@ -128,7 +130,7 @@ def test_adapters_are_sent_and_nothing_else(air: str) -> None:
         (("--weights", "fp8"), "--weights: needs --serve or --rollout"),
         (("--serve", "--gpu", "H100 SXM", "--lora", "rank=8"), "--serve: does not train; remove --stage, --lora and"),
         (("--serve", "--gpu", "H100 SXM", "--search"), "--serve: cannot be combined with --search; remove one of them"),
-        (("--rollout", ROLLOUT, "--gpu", "H100 SXM", "--lora", "rank=8"), "not to stage lora; add --stage policy"),
+        (("--rollout", ROLLOUT, "--gpu", "H100 SXM", "--lora", "rank=8"), "but this is stage lora; use stage: rl"),
         (("--rollout", "prompts=1", "--gpu", "H100 SXM"), "--rollout: samples is missing"),
         (("--rollout", ROLLOUT + ",longest=9", "--gpu", "H100 SXM"), "longest=9 is less than response"),
         (("--rollout", ROLLOUT + ",prompt=-1", "--gpu", "H100 SXM"), "prompt='-1' must be a number from 1 to"),

@@ -69,7 +69,7 @@ HELD = {"prompt": "Hi", "chosen": "Hello", "rejected": "No"}
     [
         (
             {"prompt": "Hi", "chosen": "Hello"},
-            "not a preference pair: it has the fields prompt, chosen, but needs both",
+            "not a preference pair: it has the fields prompt, chosen, but needs chosen and rejected",
         ),
         ({}, "has the fields none"),
         ({"chosen": "Hello", "rejected": "No"}, "it has no prompt"),

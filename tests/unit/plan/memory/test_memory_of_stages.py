@@ -11,6 +11,7 @@ from glmforge.plan.memory.estimate import estimate_memory
 from glmforge.plan.memory.purposes import Memory, Purpose
 from glmforge.plan.stages.stage import PRETRAINING, TrainingStage, find_stage
 from glmforge.plan.work.traffic import step_traffic
+from helpers.rl_stages import policy
 
 RUN = """
 name: run
@@ -30,7 +31,7 @@ def held(stage: TrainingStage, *overrides: str) -> Memory:
 
 @pytest.mark.parametrize(
     "stage",
-    [PRETRAINING, LORA, find_stage("reward"), find_stage("policy"), find_stage("policy", LoraConfig(rank=16))],
+    [PRETRAINING, LORA, find_stage("reward"), policy(), policy(lora=LoraConfig(rank=16))],
     ids=["pretrain", "lora", "reward", "policy", "policy lora"],
 )
 @pytest.mark.parametrize("copies", [1, 2])
@@ -62,9 +63,9 @@ def test_lora_fits_where_training_everything_does_not() -> None:
 
 def test_models_take_turns() -> None:
     """A policy needs the weights and states of its models, and of all else what the most demanding of them needs."""
-    actor, policy = held(find_stage("policy", policy_models=())), held(find_stage("policy"))
+    actor, every = held(policy(())), held(policy())
     working = set(Purpose) - {Purpose.WEIGHTS, Purpose.OPTIMIZER}
-    assert {purpose: policy.get(purpose, 0) for purpose in working} == {
+    assert {purpose: every.get(purpose, 0) for purpose in working} == {
         purpose: actor.get(purpose, 0) for purpose in working
     }
 

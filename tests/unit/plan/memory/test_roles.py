@@ -24,7 +24,7 @@ from helpers.stages import declared
 CRITIC = tiny_config(hidden_size=32, num_nextn_predict_layers=0, heads={"value": 3})
 REWARD = tiny_config(num_hidden_layers=6, num_nextn_predict_layers=0)
 CACHE = 123_457
-HELD = {Purpose.WEIGHTS, Purpose.OPTIMIZER, Purpose.CACHE}
+HELD = {Purpose.WEIGHTS, Purpose.OPTIMIZER}
 
 
 class RolesConfig(Strict):
@@ -76,7 +76,7 @@ def elements(model: ModelConfig, *, has_vocabulary: bool = True, with_mtp: bool 
 
 
 def test_memory_is_the_sum_of_its_parts() -> None:
-    """fp32 and AdamW's moments of what is trained, bf16 of what is not, the declared cache, and the largest turn."""
+    """fp32 and AdamW's moments of what is trained, bf16 of what is not, and the largest turn, not the engine's."""
     config = four()
     actor, critic = elements(config.model), elements(CRITIC, has_vocabulary=False)
     reference = elements(config.model, with_mtp=False)
@@ -90,9 +90,11 @@ def test_memory_is_the_sum_of_its_parts() -> None:
     trained = [role for role in roles_of(config) if role.is_trained]
     moments += 4 * sum(len(role.parameters(config.model).trained()) for role in trained)  # the number of steps
     assert found.at_peak[Purpose.OPTIMIZER] == moments
-    assert found.at_peak[Purpose.CACHE] == CACHE
+    assert dict(found.held).keys() == {"actor", "reference", "critic", "reward"}
+    assert sum(dict(found.held).values()) == weights + moments
+    assert found.at_peak[Purpose.CACHE] == 0
     assert moving(found) == moving(alone)
-    assert found.peak == weights + moments + CACHE + moving(alone)
+    assert found.peak == weights + moments + moving(alone)
 
 
 def test_a_larger_critic_has_the_largest_turn() -> None:
@@ -101,7 +103,16 @@ def test_a_larger_critic_has_the_largest_turn() -> None:
     alone = place(config.model_copy(update={"model": large}), find_stage("reward"))
     found = place(config)
     assert moving(found) == moving(alone)
-    assert found.at_peak[Purpose.CACHE] == CACHE  # of the actor's engine, in the critic's turn
+    assert found.at_peak[Purpose.CACHE] == 0  # the engine gives it back before the critic's turn
+
+
+def test_an_engine_has_a_turn_of_its_own() -> None:
+    """A cache that is larger than what training needs, declared for each rank, and no gradients beside it."""
+    large = 10**12
+    for ranks in (1, 4):
+        found = place(four(roles={"cache_bytes": large}), ranks=ranks)
+        assert (found.moment, found.at_peak[Purpose.CACHE], found.at_peak[Purpose.GRADIENTS]) == ("rollout", large, 0)
+        assert moving(found) == large + found.at_peak[Purpose.GATHERED]
 
 
 def test_a_frozen_model_has_the_working_memory_of_a_forward_pass_alone() -> None:
@@ -118,7 +129,6 @@ def test_models_are_laid_on_ranks_each_by_its_own_size() -> None:
     whole, parts = place(config), place(config, ranks=4)
     for purpose in (Purpose.WEIGHTS, Purpose.OPTIMIZER):
         assert 4 * parts.at_peak[purpose] == pytest.approx(whole.at_peak[purpose], rel=0.05)
-    assert parts.at_peak[Purpose.CACHE] == CACHE  # declared for each rank
 
 
 def test_a_reference_beside_adapters_is_the_actor_without_them() -> None:

@@ -5,7 +5,8 @@ from glmforge.errors import ConfigError
 from glmforge.plan.machine.machine import find_machine
 from glmforge.plan.serving.deployment import Deployment, generation_step
 from glmforge.plan.serving.formats import find_format
-from glmforge.plan.serving.rollout import RolloutBatch, balanced_split, fastest_rollout
+from glmforge.plan.serving.rollout import fastest_rollout
+from glmforge.plan.stages.rollout_batch import RolloutBatch
 
 AIR = Deployment(load_model_config("glm45_air_106b"), find_machine("H100 SXM"), 8, find_format("bf16"))
 BATCH = RolloutBatch(prompts=64, samples=8, prompt_tokens=512, response_tokens=4096, longest=4096)
@@ -36,22 +37,6 @@ def test_more_gpus_are_never_slower() -> None:
     assert seconds == sorted(seconds, reverse=True)
 
 
-@pytest.mark.parametrize("train_seconds", [1.0, 60.0, 1000.0])
-@pytest.mark.parametrize("num_gpus", [8, 64])
-def test_the_split_is_the_best_of_all(num_gpus: int, train_seconds: float) -> None:
-    found = balanced_split(AIR, num_gpus, BATCH, train_seconds)
-    assert found is not None
-    assert found.generating + found.training == num_gpus
-    unit = 8 if num_gpus > 8 else 1
-    for generating in range(unit, num_gpus, unit):
-        try:
-            generate = fastest_rollout(AIR, generating, BATCH).seconds
-        except ConfigError:
-            continue
-        assert found.seconds <= max(generate, train_seconds * num_gpus / (num_gpus - generating)) * (1 + 1e-9)
-
-
 def test_what_does_not_fit() -> None:
-    assert balanced_split(AIR, 2, BATCH, 1.0) is None
     with pytest.raises(ConfigError, match="cannot hold the weights"):
         fastest_rollout(AIR, 2, BATCH)

@@ -14,6 +14,7 @@ from glmforge.plan.counts.memory import training_state
 from glmforge.plan.stages.stage import PRETRAINING, TrainingStage, find_stage
 from glmforge.plan.work.step import model_flops, step_operations
 from glmforge.plan.work.traffic import step_traffic
+from helpers.rl_stages import policy
 
 AIR = "glm45_air_106b"
 TRUNK, HEAD, MTP = 12_181_569_536, 620_756_992, 919_601_152
@@ -36,9 +37,9 @@ STAGES: dict[str, TrainingStage] = {
     "lora": find_stage("lora", LoraConfig(rank=16)),
     "reward": find_stage("reward"),
     "reward lora": find_stage("reward", LoraConfig(rank=16)),
-    "actor alone": find_stage("policy", policy_models=()),
-    "policy": find_stage("policy"),
-    "policy lora": find_stage("policy", LoraConfig(rank=16)),
+    "actor alone": policy(()),
+    "policy": policy(),
+    "policy lora": policy(lora=LoraConfig(rank=16)),
 }
 
 
@@ -139,10 +140,10 @@ def test_state_of_four_models() -> None:
     config, adamw = load_model_config(AIR), OptimConfig(matrix_optimizer="adamw")
     # Without the routers' biases: with MTP and head, and with a score in place of them.
     trained = 109_227_310_848 - 46 * 128, 106_231_494_272 - 45 * 128 + 4096
-    state = training_state(config, adamw, find_stage("policy"))
+    state = training_state(config, adamw, policy())
     assert state.gradients == 4 * sum(trained)
     assert state.optimizer == 2 * state.gradients
-    frozen = state.weights - training_state(config, adamw, find_stage("policy", policy_models=["critic"])).weights
+    frozen = state.weights - training_state(config, adamw, policy(["critic"])).weights
     reference, reward = 106_852_251_264 - 45 * 128, trained[1]
     assert frozen == 2 * (reference + reward) + 4 * 2 * 45 * 128
 
@@ -179,9 +180,7 @@ def test_a_forward_pass_sends_activations_once(method: str, more: dict[str, floa
         *overrides,
     )
     layout = resolve_layout(config, 16)
-    twice = find_stage(
-        "policy", LoraConfig(rank=4), policy_models=["reference"]
-    )  # the actor, with its adapters and without
+    twice = policy(["reference"], LoraConfig(rank=4))  # the actor, with its adapters and without
     usual, actor, both = (
         {traffic.axis: traffic.bytes for traffic in step_traffic(config, layout, stage=stage)}
         for stage in (PRETRAINING, STAGES["actor alone"], twice)
@@ -201,16 +200,15 @@ def test_weights_are_gathered_for_every_pass_and_reduced_where_they_are_trained(
     table = [row for row in PRETRAINING.roles[0].parameters(config.model).values() if row.trained]
     gathered = sum((4 if "mlp.gate." in row.name else 2) * row.size for row in table)
     assert sent(STAGES["actor alone"]) - sent(PRETRAINING) == gathered
-    reference = find_stage("policy", policy_models=["reference"])
+    reference = policy(["reference"])
     assert sent(reference) - sent(STAGES["actor alone"]) == gathered
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"name": "finetune"}, "choose one of pretrain, midtrain, sft, reward, dpo, rl, lora, policy"),
+        ({"name": "finetune"}, "choose one of pretrain, midtrain, sft, reward, dpo, rl, lora;"),
         ({"name": "lora"}, "needs its rank"),
-        ({"name": "policy", "policy_models": ["teacher"]}, "choose from reference, critic, reward"),
     ],
 )
 def test_wrong_stages(arguments: dict[str, Any], words: str) -> None:

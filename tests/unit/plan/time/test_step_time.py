@@ -15,6 +15,7 @@ from glmforge.plan.machine.provenance import Provenance
 from glmforge.plan.stages.stage import find_stage
 from glmforge.plan.time.ledger import make_ledger
 from glmforge.plan.time.step_time import StepTime, predict_step
+from helpers.rl_stages import policy
 
 RUN = """
 name: run
@@ -176,7 +177,8 @@ def test_pieces_compute_what_the_operations_of_a_step_do(name: str, overrides: l
 def test_every_stage_has_a_step(name: str) -> None:
     config = load_config(RUN, ["parallel.dp_replicate=2", "parallel.ep=8"])
     layout, machine = resolve_layout(config, 64), find_machine("h200")
-    stage = find_stage(name, parse_lora("rank=16,target=self_attn") if name == "lora" else None)
+    lora = parse_lora("rank=16,target=self_attn") if name == "lora" else None
+    stage = policy() if name == "policy" else find_stage(name, lora)
     whole, found = predict_step(config, layout, machine), predict_step(config, layout, machine, stage=stage)
     assert max(span.stop for span in found.timeline) == pytest.approx(found.seconds)
     if name == "lora":  # a third of the products less, hardly any gradients to reduce
