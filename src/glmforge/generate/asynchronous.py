@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -24,16 +25,24 @@ class UnreadError(Exception):
 
 
 class Answer:
-    """A request that has been queued, as a context: `read` it; leaving it cancels what has not ended.
+    """What is read of requests that belong together, as a context: leaving it cancels those that have not ended.
 
-    Attributes:
-        number: the engine's.
+    Args:
+        priority: of the requests; lower ones go first.
+        max_unread: so many updates may wait to be read, before the requests are cancelled with `UnreadError`.
     """
 
-    def __init__(self, engine: "AsyncEngine", number: int, num_samples: int, max_unread: int | None) -> None:
-        self.number, self._engine, self._num_open = number, engine, num_samples
-        self._max_unread, self._is_left = max_unread, False
+    def __init__(self, engine: "AsyncEngine", priority: int = 0, max_unread: int | None = None) -> None:
+        self.priority = priority
+        self._engine, self._max_unread = engine, max_unread
         self._updates: asyncio.Queue[Update | Exception] = asyncio.Queue()
+        self._first_samples: dict[int, int] = {}
+        self._num_open: dict[int, int] = {}
+
+    async def ask(self, prompt: Prompt, params: SamplingParams, *, first_sample: int = 0, wait: bool = False) -> None:
+        """Queue a request, whose samples are numbered from `first_sample` on; errors as `AsyncEngine.stream`."""
+        number = await self._engine.queue(self, prompt, params, wait=wait)
+        self._first_samples[number], self._num_open[number] = first_sample, params.num_samples
 
     async def read(self) -> Update | None:
         """The next update; None behind the last one. Raises what a step has raised, and `UnreadError`."""
@@ -42,11 +51,16 @@ class Answer:
         update = await self._updates.get()
         if isinstance(update, Exception):
             raise update
-        self._num_open -= update.finished is not None
-        return update
+        if update.finished is not None:
+            self._num_open[update.request] -= 1
+            if not self._num_open[update.request]:
+                self._engine.leave(update.request, is_open=False)
+                del self._num_open[update.request]
+        first = self._first_samples[update.request]
+        return replace(update, sample=first + update.sample) if first else update
 
     def put(self, update: Update | Exception) -> None:
-        """Have it read, or an error where too much is unread; the request is cancelled then."""
+        """Have it read, or an error where too much is unread."""
         if isinstance(update, Update) and self._updates.qsize() == self._max_unread:
             self.leave()
             self._updates = asyncio.Queue()
@@ -54,10 +68,9 @@ class Answer:
         self._updates.put_nowait(update)
 
     def leave(self) -> None:
-        """No more is read: the request is cancelled before the next step."""
-        if not self._is_left:
-            self._is_left = True
-            self._engine.left(self, is_open=self._num_open > 0)
+        """No more is read: what is left is cancelled before the next step."""
+        for number in self._num_open:
+            self._engine.leave(number, is_open=True)
 
     async def __aenter__(self) -> Self:
         return self
@@ -99,56 +112,42 @@ class AsyncEngine:
             RequestError: it can never be served.
             QueueFullError: the queue is full; before the first update, if at all.
         """
-        async with await self.ask(prompt, params, wait=wait) as answer:
+        async with Answer(self) as answer:
+            await answer.ask(prompt, params, wait=wait)
             while (update := await answer.read()) is not None:
                 yield update
 
-    async def ask(
-        self,
-        prompt: Prompt,
-        params: SamplingParams = GREEDY,
-        *,
-        wait: bool = False,
-        priority: int = 0,
-        max_unread: int | None = None,
-    ) -> Answer:
-        """Queue a request; enter what is returned at once. `wait` and errors as for `stream`.
-
-        Args:
-            priority: lower ones go first.
-            max_unread: so many updates may wait to be read, before the request is cancelled with `UnreadError`.
-        """
+    async def queue(self, answer: Answer, prompt: Prompt, params: SamplingParams, *, wait: bool) -> int:
+        """Queue a request whose updates `answer` is given; its number."""
         if not wait:
             refuse_full(self.engine.scheduler, self.engine.config, num_preparing=self._num_preparing)
         self._num_preparing += 1
         try:
             loop = asyncio.get_running_loop()
             prepared = await loop.run_in_executor(self._preparing, self.engine.prepare, prompt, params)
-            return await self._queue(prepared, max_unread, wait=wait, priority=priority)
+            return await self._queue(answer, prepared, wait=wait)
         finally:
             self._num_preparing -= 1
 
-    def left(self, answer: Answer, *, is_open: bool) -> None:
-        """An answer is not read any more; its request goes before the next step, if it has not ended."""
-        del self._readers[answer.number]
-        if is_open:
-            self._left.append(answer.number)
+    def leave(self, number: int, *, is_open: bool) -> None:
+        """Nobody reads of this request any more; it is cancelled before the next step if it has not ended."""
+        if self._readers.pop(number, None) is not None and is_open:
+            self._left.append(number)
 
-    async def _queue(self, prepared: Prepared, max_unread: int | None, *, wait: bool, priority: int) -> Answer:
+    async def _queue(self, answer: Answer, prepared: Prepared, *, wait: bool) -> int:
         """Queue it as soon as no step runs and there is room."""
         async with self._turns if wait else nullcontext():
             while True:
                 async with self._between_steps:
                     try:
-                        number = self.engine.queue(prepared, has_place=not wait, priority=priority)
+                        number = self.engine.queue(prepared, has_place=not wait, priority=answer.priority)
                     except QueueFullError:
                         if not wait:
                             raise
                     else:
-                        answer = Answer(self, number, prepared.params.num_samples, max_unread)
                         self._readers[number] = answer
                         self._go_on()
-                        return answer
+                        return number
                 self._go_on()
                 self._stepped.clear()
                 await self._stepped.wait()
@@ -180,5 +179,5 @@ class AsyncEngine:
         for number in (*self._left, *self._readers):
             self.engine.cancel(number)
         self._left.clear()
-        for answer in self._readers.values():
+        for answer in set(self._readers.values()):
             answer.put(error)

@@ -36,12 +36,6 @@ class Request:
         """int64: each token of the prompt once."""
         return torch.tensor(self.prompt).unique()
 
-    @functools.cached_property
-    def opens_thought(self) -> bool:
-        """Whether the prompt ends within a thought."""
-        marks = [token for token in self.prompt if token in self.params.thought_ids]
-        return bool(marks) and marks[-1] == self.params.thought_ids[0]
-
 
 class DraftCounts(NamedTuple):
     """How many tokens were drafted, and how many of them the model confirmed."""
