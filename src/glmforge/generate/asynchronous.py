@@ -8,6 +8,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from types import TracebackType
+from typing import Self
 
 from glmforge.generate.admission import QueueFullError, refuse_full
 from glmforge.generate.answer import Update
@@ -17,13 +19,62 @@ from glmforge.generate.params import GREEDY, SamplingParams
 from glmforge.generate.prompts import Prompt
 
 
+class UnreadError(Exception):
+    """The reader of an answer is too far behind the engine."""
+
+
+class Answer:
+    """A request that has been queued, as a context: `read` it; leaving it cancels what has not ended.
+
+    Attributes:
+        number: the engine's.
+    """
+
+    def __init__(self, engine: "AsyncEngine", number: int, num_samples: int, max_unread: int | None) -> None:
+        self.number, self._engine, self._num_open = number, engine, num_samples
+        self._max_unread, self._is_left = max_unread, False
+        self._updates: asyncio.Queue[Update | Exception] = asyncio.Queue()
+
+    async def read(self) -> Update | None:
+        """The next update; None behind the last one. Raises what a step has raised, and `UnreadError`."""
+        if not self._num_open:
+            return None
+        update = await self._updates.get()
+        if isinstance(update, Exception):
+            raise update
+        self._num_open -= update.finished is not None
+        return update
+
+    def put(self, update: Update | Exception) -> None:
+        """Have it read, or an error where too much is unread; the request is cancelled then."""
+        if isinstance(update, Update) and self._updates.qsize() == self._max_unread:
+            self.leave()
+            self._updates = asyncio.Queue()
+            update = UnreadError(f"{self._max_unread:,} updates of an answer were not read")
+        self._updates.put_nowait(update)
+
+    def leave(self) -> None:
+        """No more is read: the request is cancelled before the next step."""
+        if not self._is_left:
+            self._is_left = True
+            self._engine.left(self, is_open=self._num_open > 0)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.leave()
+
+
 class AsyncEngine:
-    """Streams of `engine`, which must not be stepped elsewhere meanwhile. For one event loop."""
+    """Answers of `engine`, which must not be stepped elsewhere meanwhile. For one event loop."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._between_steps = asyncio.Lock()
-        self._readers: dict[int, asyncio.Queue[Update | Exception]] = {}
+        self._readers: dict[int, Answer] = {}
         self._left: list[int] = []
         self._num_preparing = 0
         self._turns = asyncio.Lock()
@@ -48,42 +99,56 @@ class AsyncEngine:
             RequestError: it can never be served.
             QueueFullError: the queue is full; before the first update, if at all.
         """
+        async with await self.ask(prompt, params, wait=wait) as answer:
+            while (update := await answer.read()) is not None:
+                yield update
+
+    async def ask(
+        self,
+        prompt: Prompt,
+        params: SamplingParams = GREEDY,
+        *,
+        wait: bool = False,
+        priority: int = 0,
+        max_unread: int | None = None,
+    ) -> Answer:
+        """Queue a request; enter what is returned at once. `wait` and errors as for `stream`.
+
+        Args:
+            priority: lower ones go first.
+            max_unread: so many updates may wait to be read, before the request is cancelled with `UnreadError`.
+        """
         if not wait:
             refuse_full(self.engine.scheduler, self.engine.config, num_preparing=self._num_preparing)
         self._num_preparing += 1
         try:
             loop = asyncio.get_running_loop()
             prepared = await loop.run_in_executor(self._preparing, self.engine.prepare, prompt, params)
-            number, reader = await self._queue(prepared, wait=wait)
+            return await self._queue(prepared, max_unread, wait=wait, priority=priority)
         finally:
             self._num_preparing -= 1
-        num_open = params.num_samples
-        try:
-            while num_open:
-                update = await reader.get()
-                if isinstance(update, Exception):
-                    raise update
-                num_open -= update.finished is not None
-                yield update
-        finally:
-            del self._readers[number]
-            if num_open:
-                self._left.append(number)
 
-    async def _queue(self, prepared: Prepared, *, wait: bool) -> "tuple[int, asyncio.Queue[Update | Exception]]":
-        """The number of the request, and what its updates are read from."""
+    def left(self, answer: Answer, *, is_open: bool) -> None:
+        """An answer is not read any more; its request goes before the next step, if it has not ended."""
+        del self._readers[answer.number]
+        if is_open:
+            self._left.append(answer.number)
+
+    async def _queue(self, prepared: Prepared, max_unread: int | None, *, wait: bool, priority: int) -> Answer:
+        """Queue it as soon as no step runs and there is room."""
         async with self._turns if wait else nullcontext():
             while True:
                 async with self._between_steps:
                     try:
-                        number = self.engine.queue(prepared, has_place=not wait)
+                        number = self.engine.queue(prepared, has_place=not wait, priority=priority)
                     except QueueFullError:
                         if not wait:
                             raise
                     else:
-                        reader = self._readers[number] = asyncio.Queue()
+                        answer = Answer(self, number, prepared.params.num_samples, max_unread)
+                        self._readers[number] = answer
                         self._go_on()
-                        return number, reader
+                        return answer
                 self._go_on()
                 self._stepped.clear()
                 await self._stepped.wait()
@@ -109,9 +174,11 @@ class AsyncEngine:
                     self._stepped.set()
             for update in updates:
                 if update.request in self._readers:
-                    self._readers[update.request].put_nowait(update)
+                    self._readers[update.request].put(update)
 
     def _fail(self, error: Exception) -> None:
-        for number, reader in self._readers.items():
+        for number in (*self._left, *self._readers):
             self.engine.cancel(number)
-            reader.put_nowait(error)
+        self._left.clear()
+        for answer in self._readers.values():
+            answer.put(error)

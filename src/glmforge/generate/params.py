@@ -31,7 +31,8 @@ class SamplingParams:
     out, temperature, min-p, top-k, top-p. Each of the last three looks at what the ones before it have left.
 
     Attributes:
-        max_new_tokens: at most this many are generated, for each sample.
+        max_new_tokens: at most this many are generated, for each sample; 0 computes the prompt alone, for its
+            log-probabilities.
         min_new_tokens: no stop token is chosen and no stop string ends an answer before it has this many.
         temperature: logits are divided by it; 0 takes the likeliest token. Numbers are at most 1e9.
         top_p: the smallest set of tokens whose probability reaches it is kept.
@@ -64,6 +65,8 @@ class SamplingParams:
         prompt_logprobs_from: only of the prompt's tokens from this one on; what precedes them is taken from the cache.
         experts: the experts that every token of the prompt and the answer chose in every layer, but the answer's last
             token, which nothing is computed from. All of the prompt is computed for it.
+        thought_budget: an open thought (`<think>`) of this many tokens is closed: the next token is `</think>`. None for
+            no limit. Needs a tokenizer, or `thought_ids`: the two tokens' ids.
     """
 
     max_new_tokens: int = 128
@@ -90,11 +93,13 @@ class SamplingParams:
     prompt_logprobs: bool = False
     prompt_logprobs_from: int = 0
     experts: bool = False
+    thought_budget: int | None = None
+    thought_ids: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         for name, limit in _LIMITS.items():
             limit.check(name, getattr(self, name))
-        for name in ("banned_tokens", "first_tokens", "stop_ids", "logprob_tokens"):
+        for name in ("banned_tokens", "first_tokens", "stop_ids", "logprob_tokens", "thought_ids"):
             _check_list(name, getattr(self, name), int, "token ids, such as [17, 4]")
         _check_list("stop", self.stop, str, 'strings, such as ["\\n\\n"]')
         if not all(self.stop):
@@ -113,6 +118,10 @@ class SamplingParams:
             raise RequestError(
                 f"min_new_tokens: {self.min_new_tokens:,} is more than max_new_tokens, {self.max_new_tokens:,}"
             )
+        if self.max_new_tokens == 0 and (self.num_samples > 1 or self.has_grammar):
+            raise RequestError("max_new_tokens: 0 scores the prompt alone, without samples or a grammar; raise it")
+        if self.thought_budget is not None and (self.has_grammar or len(self.thought_ids) not in (0, 2)):
+            raise RequestError("thought_budget: goes with no grammar, and with two thought_ids or none")
         self._check_grammar()
         texts = [("grammar", self.grammar), ("json_schema", self.json_schema), *(("stop", text) for text in self.stop)]
         for name, text in texts:
@@ -126,6 +135,7 @@ class SamplingParams:
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise `RequestError` for a token outside a vocabulary of this size, and if no token is left to choose."""
         named = [*self.logit_bias, *self.banned_tokens, *self.first_tokens, *self.stop_ids, *self.logprob_tokens]
+        named += self.thought_ids
         for token in named:
             if token >= vocab_size:
                 raise RequestError(f"params: token {token} is outside the vocabulary of {vocab_size:,}")
@@ -177,7 +187,7 @@ _NUMBER = _Limit(
 _TOKEN = _Limit(int, lambda token: 0 <= token < 2**31, "a token id, 0 or more")
 _YES_OR_NO = _Limit(bool, lambda value: True, "")
 _LIMITS = {
-    "max_new_tokens": _Limit(int, lambda number: 1 <= number < 2**31, "1 or more, and less than 2**31"),
+    "max_new_tokens": _Limit(int, lambda number: 0 <= number < 2**31, "0 or more, and less than 2**31"),
     "min_new_tokens": _Limit(int, lambda number: 0 <= number < 2**31, "0 or more, and less than 2**31"),
     "temperature": _Limit(
         float,
@@ -201,6 +211,7 @@ _LIMITS = {
     "prompt_logprobs": _YES_OR_NO,
     "prompt_logprobs_from": _Limit(int, lambda number: 0 <= number < 2**31, "0 or more, and less than 2**31"),
     "experts": _YES_OR_NO,
+    "thought_budget": _Limit(int, lambda number: 0 <= number < 2**31, "0 or more, and less than 2**31", optional=True),
 }
 
 

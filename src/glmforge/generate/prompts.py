@@ -30,9 +30,11 @@ def encode_prompt(
         ids, vocab_size = tokenizer.encode(prompt), tokenizer.end_of_text_id + 1  # control tokens come last
     else:
         ids, vocab_size = _ids(prompt), tokenizer.vocab_size
-    return ids, replace(
-        params, stop_ids=params.stop_ids or tokenizer.stop_ids, vocab_size=params.vocab_size or vocab_size
-    )
+    thought_ids: abc.Sequence[int] = ()
+    if params.thought_budget is not None:
+        thought_ids = params.thought_ids or [tokenizer.special_id(token) for token in ("<think>", "</think>")]
+    stop_ids, vocab_size = params.stop_ids or tokenizer.stop_ids, params.vocab_size or vocab_size
+    return ids, replace(params, stop_ids=stop_ids, vocab_size=vocab_size, thought_ids=thought_ids)
 
 
 def _ids(prompt: object) -> list[int]:

@@ -25,6 +25,7 @@ def apply_rules_(logits_LV: Tensor, places: Sequence[Place]) -> None:
     _rule_out_(logits_LV, places)
     _limit_vocabulary_(logits_LV, places)
     _allow_only_(logits_LV, places)
+    _end_thoughts_(logits_LV, places)
 
 
 def _penalise_repetition_(logits_LV: Tensor, places: Sequence[Place]) -> None:
@@ -94,3 +95,25 @@ def _allow_only_(logits_LV: Tensor, places: Sequence[Place]) -> None:
         else:
             continue
         logits_LV[row].masked_fill_(~allowed_V.to(logits_LV.device), _NEVER)
+
+
+def _end_thoughts_(logits_LV: Tensor, places: Sequence[Place]) -> None:
+    """Only the end of a thought where it has as many tokens as it may."""
+    for row, place in enumerate(places):
+        if place.params.thought_budget is not None and place.params.thought_ids and _thought_is_over(place):
+            logits_LV[row] = _NEVER
+            logits_LV[row, place.params.thought_ids[1]] = 0.0
+
+
+def _thought_is_over(place: Place) -> bool:
+    """Whether the thought that the prompt or the answer has opened is open, and has taken its tokens."""
+    budget, (opening, end) = place.params.thought_budget, place.params.thought_ids
+    assert budget is not None
+    if place.num_answered < budget:
+        return False
+    answer = place.answer
+    if end in answer:
+        return False
+    if place.sequence.request.opens_thought:
+        return True
+    return opening in answer and len(answer) - answer.index(opening) > budget
