@@ -1,1 +1,1 @@
-"""Requests of OpenAI's and Anthropic's APIs as one internal request, and replies in each API's form."""
+"""What clients of OpenAI's and Anthropic's APIs ask for, as one request; replies, from token ids."""

@@ -2,8 +2,8 @@
 
 Tags count where they are tokens of their own: text that merely spells `</arg_value>` ends no value. What is handed out
 does not depend on how the tokens are divided into updates. Space around reasoning and content is left out, as
-`verify.reply` does it; a call is handed out when it is complete, since an agent must not act on half of one. What is not
-in the format, such as a call that is not closed, is content as it was written: nothing is lost.
+`verify.reply` does it; a call is handed out when it is complete, since an agent must not act on half of one. What is
+not in the format, such as a call that is not closed, is content as it was written: nothing is lost.
 """
 
 import codecs
@@ -28,10 +28,14 @@ class Content(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A complete call; its arguments are JSON text of an object."""
+    """A complete call, and its arguments as JSON text."""
 
     name: str
-    arguments: str
+    input: dict[str, Any]
+
+    @property
+    def arguments(self) -> str:
+        return json.dumps(self.input, ensure_ascii=False)
 
 
 Part = Reasoning | Content | Call
@@ -148,7 +152,7 @@ class ReplyParser:
     def _begin(self, state: type[Reasoning] | type[Content] | type[Call]) -> None:
         self._state, self._may_think = state, False
         if state is not Call:
-            self._has_begun, self._space = self.num_calls > 0 and self._has_begun, ""
+            self._has_begun, self._space = False, ""
         self._call, self._call_tags = "", []
 
     def _end_call(self) -> Iterator[Part]:
@@ -182,25 +186,32 @@ def read_call(text: str, tags: Sequence[tuple[str, int, int]], tools: Mapping[st
         return None
     arguments: dict[str, Any] = {}
     rest = pieces[1:]
-    while len(rest) >= 8 and [kind for kind, _ in rest[:7:2]] == ["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"]:
+    while len(rest) >= 8 and [kind for kind, _ in rest[:7:2]] == [
+        "<arg_key>",
+        "</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+    ]:
         key, between, value, after = (words for _, words in rest[1:8:2])
         if between.strip() or after.strip() or key in arguments:
             return None
         arguments[key] = typed(value, tools.get(name, {}).get("properties"), key)
         rest = rest[8:]
-    return None if rest else Call(name, json.dumps(arguments, ensure_ascii=False))
+    return None if rest else Call(name, arguments)
 
 
 def typed(text: str, properties: object, key: str) -> Any:
-    """An argument as its schema has it: text stays as it is written, everything else is JSON."""
+    """An argument as its schema has it: text stays as it is written, everything else is JSON, or text if it is none."""
     schema = properties.get(key) if isinstance(properties, Mapping) else None
     kinds = schema.get("type") if isinstance(schema, Mapping) else None
     if kinds == "string":
         return text
     value = argument_value(text)
-    if isinstance(kinds, list) and "string" in kinds and not _is_one_of(value, kinds):
+    try:
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError):
         return text
-    return value
+    return text if isinstance(kinds, list) and "string" in kinds and not _is_one_of(value, kinds) else value
 
 
 def _is_one_of(value: object, kinds: Sequence[object]) -> bool:
