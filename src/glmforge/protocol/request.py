@@ -12,6 +12,7 @@ An event is (its name or None, its data).
 """
 
 import math
+import reprlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -328,6 +329,9 @@ def with_id(ask: Ask, request_id: str | None) -> Ask:
 def quoted(value: object) -> str:
     """As errors show a value: short, in one line."""
     try:
-        return shown(repr(value)[:80])
+        return shown(_SHORT.repr(value)[:80])
     except (ValueError, RecursionError):
         return "a value that cannot be shown"
+
+
+_SHORT = reprlib.Repr(maxstring=78, maxother=78, maxlong=48)
