@@ -58,7 +58,6 @@ class ReplySettings:
     """What the parser of a reply has to know.
 
     Attributes:
-        thinking: the reply may begin with a thought. Without, the prompt has closed it.
         in_thought: the prompt ends within a thought that it has opened.
         prefix: first tokens of the reply that stand in the prompt already, such as the name of a call.
         tools: JSON schemas of the parameters of the functions that may be called, by name; without any, a call is text.
@@ -67,7 +66,6 @@ class ReplySettings:
             told of while they come.
     """
 
-    thinking: bool = True
     in_thought: bool = False
     prefix: tuple[int, ...] = ()
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -260,7 +258,7 @@ class Fields:
 
 
 def check_json(value: object) -> None:
-    """Refuse what is not JSON, is nested too deeply or too large, and text and numbers that nothing can be done with."""
+    """Refuse what is not JSON, too deep or too large, and text and numbers that nothing can be done with."""
     level, num_values = [value], 0
     for _ in range(MAX_DEPTH + 1):
         num_values += len(level)
@@ -334,4 +332,5 @@ def quoted(value: object) -> str:
         return "a value that cannot be shown"
 
 
-_SHORT = reprlib.Repr(maxstring=78, maxother=78, maxlong=48)
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 78
