@@ -12,12 +12,14 @@ apart, and refuses what is malformed; here every token has a place:
 White space around reasoning and content, and within calls around tags, means nothing.
 """
 
-import codecs
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.errors import DataError
+from glmforge.files import parse_json
 from glmforge.generate.text import TextStream
 from glmforge.protocol.request import ReplySettings
 
@@ -59,6 +61,9 @@ class ReplyParser:
         self._out: list[Piece] = []
         self._space: dict[str, list[str]] = {"reasoning": [], "content": []}
         self._begun: set[str] = set()
+        if settings.in_content:
+            self._state = "content"
+            self._begun.add("content")
         self._call = _Call({})
         self._next_call = 0
         self.stopped, self.num_reasoning, self.num_calls = False, 0, 0
@@ -299,8 +304,8 @@ def _at(schema: object, path: Sequence[str]) -> object:
 def _value_json(text: str, types: set[str]) -> str:
     """JSON of a value: as it is written, if it is JSON and may be more than a string; else as a string."""
     try:
-        value = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
+        value = parse_json(text, object, source="value", error=DataError)
+    except DataError:
         return f'"{_inner(text)}"'
     kind = _type_of(value)
     other = types - {"string"} | ({"integer"} if "number" in types else set())
@@ -312,10 +317,6 @@ def _value_json(text: str, types: set[str]) -> str:
 def _type_of(value: object) -> str:
     names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
     return names.get(type(value), "null")
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)
 
 
 def _inner(text: str) -> str:
@@ -350,12 +351,61 @@ class Message:
                 self.calls[-1] = (name, arguments if is_end else arguments + text, is_end and not text)
 
 
-def read_reply(tokenizer: Tokenizer, settings: ReplySettings, tokens: Sequence[int]) -> tuple[Message, ReplyParser]:
-    """A whole reply, and the parser that has read it."""
-    parser = ReplyParser(tokenizer, settings)
-    return Message([*parser.add(tokens), *parser.finish()]), parser
+@dataclass
+class Block:
+    """A part of a reply, as APIs have it whose answers are lists of blocks; a call's `text` is its arguments."""
+
+    kind: Literal["reasoning", "content", "call"]
+    name: str = ""
+    text: str = ""
+    is_whole: bool = False
 
 
-def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """A token alone, as log-probabilities show it."""
-    return codecs.decode(tokenizer.token_bytes(token), "utf-8", "replace")
+class Step(NamedTuple):
+    """A block has begun, has got this text, or has ended."""
+
+    kind: Literal["open", "text", "close"]
+    number: int
+    block: Block
+    text: str = ""
+
+
+class Blocks:
+    """A reply as blocks, one open at a time."""
+
+    def __init__(self) -> None:
+        self.blocks: list[Block] = []
+        self._is_open = False
+
+    def add(self, pieces: Iterable[Piece]) -> Iterator[Step]:
+        """More of the reply."""
+        for kind, text, _ in pieces:
+            if kind == "call":
+                yield from self._open(Block("call", text))
+            elif kind == "end":
+                self.blocks[-1].is_whole = not text
+                yield from self.close()
+            elif kind == "arguments":
+                yield self._more(text)
+            else:
+                if not self._is_open or self.blocks[-1].kind != kind:
+                    text = text.lstrip()
+                    yield from self._open(Block(kind, is_whole=True))
+                yield self._more(text)
+
+    def close(self) -> Iterator[Step]:
+        """What is open has ended."""
+        if self._is_open:
+            self._is_open = False
+            yield Step("close", len(self.blocks) - 1, self.blocks[-1])
+
+    def _open(self, block: Block) -> Iterator[Step]:
+        yield from self.close()
+        self.blocks.append(block)
+        self._is_open = True
+        yield Step("open", len(self.blocks) - 1, block)
+
+    def _more(self, text: str) -> Step:
+        block = self.blocks[-1]
+        block.text += text
+        return Step("text", len(self.blocks) - 1, block, text)
