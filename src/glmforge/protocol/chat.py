@@ -1,342 +1,275 @@
-"""OpenAI's chat completions.
+"""OpenAI's chat completions: https://platform.openai.com/docs/api-reference/chat
 
-Beside OpenAI's fields: `reasoning_content` in messages, answers and streams; thinking by `chat_template_kwargs`
-(`enable_thinking`), `thinking` (`type`, `budget_tokens`) or `reasoning_effort` (`none` to `high`); the settings of
-sampling that vLLM and SGLang have. A call that must be (`tool_choice`) and an answer that is JSON (`response_format`)
-are written without thinking: the reply is begun for the model, or follows a grammar.
+Beside OpenAI's fields: `reasoning_content` in messages and answers; `thinking` as Z.ai has it (`{"type": "disabled",
+"clear_thinking": false}`), `chat_template_kwargs` as vLLM has it, `thinking_token_budget`; `continue_final_message`;
+`stop_reason` in answers.
 """
 
-import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
-from pydantic import BaseModel, Field
-
-from glmforge.files import shown
 from glmforge.generate.answer import Update
-from glmforge.generate.logprobs import TokenLogprob
-from glmforge.protocol.budget import effort_budget
-from glmforge.protocol.fields import Sampling, check_model, read_body, rendered, sampling_params, token_text
-from glmforge.protocol.reply import Call, Part, Reasoning, ReplyParser
-from glmforge.protocol.request import ApiError, Ask, Context, Event, ReplySettings
+from glmforge.generate.params import MAX_TOP_LOGPROBS, SamplingParams
+from glmforge.protocol.budget import SHARES, Thinking
+from glmforge.protocol.openai import (
+    NOT_ENDED,
+    Counts,
+    common,
+    error,
+    logprob_body,
+    refuse_failed,
+    sampling,
+    schema_of,
+    stop_reason,
+)
+from glmforge.protocol.prompt import MAX_LENGTH, MAX_TOOLS, Talk, Tool, ask_for
+from glmforge.protocol.reply import Message, Piece, ReplyParser
+from glmforge.protocol.request import Ask, Context, Event, Fields, invalid, quoted, refusing
 
-MAX_CHOICES = 128
-_MAX_TOOLS = 1024
+__all__ = ["ChatWriter", "error", "parse"]
 
-
-class _StreamOptions(BaseModel):
-    include_usage: bool = False
-
-
-class _Body(Sampling):
-    messages: list[Any]
-    tools: Annotated[list[Any], Field(max_length=_MAX_TOOLS)] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    parallel_tool_calls: bool = True
-    response_format: dict[str, Any] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
-    logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    stream_options: _StreamOptions | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    thinking: dict[str, Any] | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    thinking_budget: Annotated[int, Field(ge=0)] | None = None
-    modalities: list[str] | None = None
-    functions: list[Any] | None = None
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_TEXT_TYPES = ("text", "input_text", "output_text", "refusal")
 
 
-def parse(body: object, context: Context) -> Ask:
+def parse(body: Mapping[str, Any], context: Context) -> Ask:
     """Raises `ApiError`."""
-    read = read_body(_Body, body)
-    check_model(read.model, context)
-    if read.modalities not in (None, ["text"]):
-        raise ApiError("invalid_request", "modalities: this model writes text only", "modalities")
-    if read.functions:
-        raise ApiError("invalid_request", "functions: is not supported any more; use tools", "functions")
-    tools, forced, choice = read_tools(read.tools, read.tool_choice)
-    schema = json_schema(read.response_format, "response_format")
-    thinks, budget = _thinking(read)
-    if (forced or schema is not None) and thinks:
-        thinks = False
-        if asked_to_think(read):
-            what = "tool_choice" if forced else "response_format"
-            raise ApiError("invalid_request", f"{what}: cannot be combined with thinking; switch it off", what)
-    if forced and schema is not None:
-        raise ApiError("invalid_request", "response_format: cannot be combined with a call that must be", "tool_choice")
-    prompt = rendered(read.messages, None if choice == "none" else read.tools, context, thinking=thinks)
-    prefix = forced_prefix(forced, context)
-    params = sampling_params(
-        (*prompt, *prefix),
-        read.max_completion_tokens or read.max_tokens,
-        read,
-        context,
-        field="max_tokens" if read.max_completion_tokens is None else "max_completion_tokens",
-        num_samples=read.n,
-        logprobs=(read.top_logprobs or 0) if read.logprobs else None,
-        json_schema=schema,
-    )
-    if read.top_logprobs is not None and not read.logprobs:
-        raise ApiError("invalid_request", "top_logprobs: goes with logprobs: true", "top_logprobs")
-    return Ask(
-        prompt=(*prompt, *prefix),
-        params=params,
-        model=read.model,
-        stream=read.stream,
-        reply=ReplySettings(prefix, {} if choice == "none" else tools, not read.parallel_tool_calls),
-        reasoning_budget=budget if thinks else None,
-        include_usage=read.stream_options is not None and read.stream_options.include_usage,
-        priority=read.priority or 0,
-        timeout=read.timeout,
-        id=read.request_id,
-    )
-
-
-def read_tools(tools: Sequence[Any] | None, choice: object) -> tuple[dict[str, Mapping[str, Any]], str | None, str]:
-    """Schemas of parameters by name; the function that must be called, "" for any, None for none; and the choice."""
-    found: dict[str, Mapping[str, Any]] = {}
-    for number, tool in enumerate(tools or ()):
-        function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
-        name = function.get("name") if isinstance(function, Mapping) else None
-        if not isinstance(name, str) or not name.strip() or "\n" in name or len(name) > 200:
-            raise ApiError("invalid_request", f"tools[{number}]: is not a function with a name", "tools")
-        assert isinstance(function, Mapping)
-        schema = function.get("parameters")
-        found[name] = schema if isinstance(schema, Mapping) else {}
-    if isinstance(choice, Mapping):
-        named = choice.get("function")
-        name = named.get("name") if isinstance(named, Mapping) else None
-        if not isinstance(name, str) or name not in found:
-            raise ApiError("invalid_request", "tool_choice: names no function of tools", "tool_choice")
-        return found, name, "required"
-    choice = choice or ("auto" if found else "none")
-    if choice not in ("none", "auto", "required"):
-        raise ApiError("invalid_request", "tool_choice: must be none, auto, required or a function", "tool_choice")
-    if choice == "required" and not found:
-        raise ApiError("invalid_request", "tool_choice: required, but there are no tools", "tool_choice")
-    return found, (next(iter(found)) if len(found) == 1 else "") if choice == "required" else None, str(choice)
-
-
-def forced_prefix(forced: str | None, context: Context) -> tuple[int, ...]:
-    """The beginning of a call, with its name if there is no choice."""
-    if forced is None:
-        return ()
-    tokenizer = context.tokenizer
-    name = tokenizer.encode(f"{forced}\n") if forced else []
-    return (*tokenizer.encode("\n"), tokenizer.special_id("<tool_call>"), *name)
-
-
-def json_schema(given: Mapping[str, Any] | None, field_name: str) -> Mapping[str, Any] | None:
-    """The schema that an answer must follow; `{}` for any JSON."""
-    kind = (given or {}).get("type", "text")
-    if kind == "text":
-        return None
-    if kind == "json_object":
-        return {}
-    assert given is not None
-    inner = given.get("json_schema", given)
-    schema = inner.get("schema") if isinstance(inner, Mapping) else None
-    if kind != "json_schema" or not isinstance(schema, Mapping):
-        raise ApiError(
-            "invalid_request", f"{field_name}: must be text, json_object, or json_schema with a schema", field_name
+    with refusing():
+        fields = Fields.of_body(body)
+        shared = common(fields, context)
+        _refuse_unsupported(fields)
+        params = SamplingParams(
+            **sampling(fields, context),
+            max_new_tokens=MAX_LENGTH,
+            logprobs=_num_logprobs(fields),
+            json_schema=schema_of(fields, "response_format"),
         )
-    return schema
+        talk = replace(read_talk(fields), hold_calls=not shared["stream"])
+        max_name = "max_completion_tokens" if "max_completion_tokens" in fields else "max_tokens"
+        return replace(ask_for(talk, params, fields.integer(max_name, 1), context), **shared)
 
 
-def asked_to_think(body: _Body) -> bool:
-    """Whether the request says so itself, rather than the template's default."""
-    switch = (body.chat_template_kwargs or {}).get("enable_thinking")
-    kind = (body.thinking or {}).get("type")
-    return switch is True or kind == "enabled" or body.reasoning_effort not in (None, "none")
+def read_talk(fields: Fields) -> Talk:
+    """Messages, tools and thinking of a body."""
+    messages = [message_of(one) for one in fields.parts("messages")]
+    if not messages:
+        raise invalid("messages", "at least one message is required")
+    prefill = None
+    if fields.flag("continue_final_message"):
+        if messages[-1]["role"] != "assistant":
+            raise invalid("continue_final_message", "the last message is not the assistant's")
+        prefill = messages.pop()["content"]
+    choice, named = _choice(fields)
+    return Talk(
+        messages,
+        [_tool(one) for one in fields.parts("tools", MAX_TOOLS)],
+        choice,
+        named,
+        parallel=fields.flag("parallel_tool_calls", True),
+        thinking=_thinking(fields),
+        prefill=prefill,
+    )
 
 
-def _thinking(body: _Body) -> tuple[bool, int | None]:
-    """Whether the model is to think, and in how many tokens at most."""
-    switch = (body.chat_template_kwargs or {}).get("enable_thinking", True)
-    kind = (body.thinking or {}).get("type", "enabled")
-    budget = (body.thinking or {}).get("budget_tokens", body.thinking_budget)
-    if not isinstance(switch, bool):
-        raise ApiError("invalid_request", "chat_template_kwargs.enable_thinking: must be true or false")
-    if kind not in ("enabled", "disabled", "adaptive"):
-        raise ApiError("invalid_request", "thinking.type: must be enabled or disabled", "thinking")
-    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or not 0 <= budget < 2**31):
-        raise ApiError("invalid_request", f"thinking.budget_tokens: {shown(repr(budget)[:50])} is no number of tokens")
-    if not switch or kind == "disabled" or body.reasoning_effort == "none":
-        return False, None
-    return True, effort_budget(body.reasoning_effort) if budget is None else budget
+def message_of(given: Fields) -> dict[str, Any]:
+    """A message with the fields that a conversation knows."""
+    role = given.choice("role", ROLES, "")
+    if not role:
+        raise invalid(given.where("role"), "is required")
+    message: dict[str, Any] = {"role": role, "content": text_of(given, "content")}
+    if role == "assistant":
+        for name in ("reasoning_content", "reasoning"):
+            if name in given:
+                message["reasoning_content"] = given.text(name)
+        calls = [_past_call(call) for call in given.parts("tool_calls")]
+        if calls:
+            message["tool_calls"] = calls
+    return message
 
 
-@dataclass
+def text_of(given: Fields, name: str) -> str:
+    """Text, or the texts of a list of parts. Raises `ApiError` for parts of another kind, such as images."""
+    content = given.get(name)
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for part in given.parts(name):
+        kind = part.text("type", "text")
+        if kind not in _TEXT_TYPES:
+            raise invalid(part.where("type"), f"{quoted(kind)} is not supported: this model reads text only")
+        texts.append(part.text("refusal" if kind == "refusal" else "text"))
+    return "".join(texts)
+
+
 class _Choice:
-    """What has been written of one sample."""
+    """What has been written of one answer."""
 
-    parser: ReplyParser
-    reasoning: str = ""
-    content: str = ""
-    calls: list[dict[str, Any]] = field(default_factory=list)
-    logprobs: list[dict[str, Any]] = field(default_factory=list)
-    finish: str | None = None
-    stop: int | str | None = None
-    num_tokens: int = 0
+    def __init__(self, parser: ReplyParser) -> None:
+        self.parser, self.message = parser, Message()
+        self.logprobs: list[dict[str, Any]] = []
+        self.ends: dict[str, Any] = {"finish_reason": None}
 
 
 class ChatWriter:
-    """Answers as chat completions, or chunks of them."""
+    """Answers in the form of chat completions, or chunks of them."""
 
     def __init__(self, ask: Ask, context: Context, answer_id: str) -> None:
-        assert ask.reply is not None, "chat replies are taken apart"
-        self._ask, self._context, self._id = ask, context, answer_id
-        self._choices = [_Choice(ReplyParser(context.tokenizer, ask.reply)) for _ in range(ask.params.num_samples)]
-        self._num_cached = 0
+        assert ask.reply is not None, "chat has one"
+        self._ask, self._tokenizer, self._counts = ask, context.tokenizer, Counts(ask)
+        self._head = {"id": answer_id, "created": context.created, "model": ask.model}
+        self._choices = [_Choice(ReplyParser(self._tokenizer, ask.reply)) for _ in range(ask.params.num_samples)]
 
     def begin(self) -> list[Event]:
+        """The role of every choice."""
         return [self._chunk(number, {"role": "assistant", "content": ""}) for number in range(len(self._choices))]
 
     def update(self, update: Update) -> list[Event]:
-        choice, number = self._choices[update.sample], update.sample
-        self._num_cached = update.num_cached
-        choice.num_tokens += update.token is not None
-        told = self._logprobs(choice, update)
-        parts = list(choice.parser.add(update.token, update.text))
+        """What has become known. Raises `ApiError` for an answer that has failed."""
+        refuse_failed(update)
+        choice = self._choices[update.sample]
+        self._counts.add(update)
+        pieces = [] if update.token is None else choice.parser.add([update.token])
+        if update.token is not None and update.logprob is not None and update.token not in self._tokenizer.stop_ids:
+            choice.logprobs.append(logprob_body(self._tokenizer, update.token, update.logprob))
         if update.finished is not None:
-            parts += choice.parser.finish()
-            choice.finish = finish_reason(update, choice.parser.num_calls)
-            choice.stop = update.stop
-        deltas = list(self._deltas(choice, parts)) or ([{}] if told else [])
-        events = [
-            self._chunk(number, delta, logprobs=told if place == 0 else None) for place, delta in enumerate(deltas)
-        ]
-        if choice.finish is not None:
-            events.append(self._chunk(number, {}, finish=choice.finish, stop=choice.stop))
+            pieces += choice.parser.finish()
+            finish = _finish_reason(update.finished, choice.parser)
+            choice.ends = {"finish_reason": finish, "stop_reason": stop_reason(update, self._tokenizer)}
+        if not self._ask.stream:
+            choice.message.add(pieces)
+            return []
+        events = [self._chunk(update.sample, delta) for piece in pieces if (delta := self._delta(update.sample, piece))]
+        if update.finished is not None:
+            events.append(self._chunk(update.sample, {}, choice.ends))
+        if events and choice.logprobs:
+            events[0].data["choices"][0]["logprobs"] = {"content": choice.logprobs, "refusal": None}
+            choice.logprobs = []
         return events
 
     def end(self) -> list[Event]:
+        """Usage, if it is asked for."""
         if not self._ask.include_usage:
             return []
-        return [Event(None, self._head("chat.completion.chunk") | {"choices": [], "usage": self.usage()})]
+        return [Event(None, self._body("chat.completion.chunk", []) | {"usage": self._usage()})]
 
     def whole(self) -> dict[str, Any]:
-        choices = []
-        for number, one in enumerate(self._choices):
-            message: dict[str, Any] = {"role": "assistant", "content": one.content or None, "refusal": None}
-            if one.reasoning:
-                message["reasoning_content"] = one.reasoning
-            if one.calls:
-                message["tool_calls"] = [
-                    {name: value for name, value in call.items() if name != "index"} for call in one.calls
-                ]
-            elif not one.content:
-                message["content"] = ""
-            logprobs = {"content": one.logprobs, "refusal": None} if self._ask.params.logprobs is not None else None
-            choices.append(
-                {
-                    "index": number,
-                    "message": message,
-                    "logprobs": logprobs,
-                    "finish_reason": one.finish or "stop",
-                    "stop_reason": one.stop,
-                }
-            )
-        return self._head("chat.completion") | {"choices": choices, "usage": self.usage()}
+        """The body of an answer that is not streamed."""
+        choices = [
+            {
+                "index": number,
+                "message": self._message(number, one.message),
+                "logprobs": self._logprobs(one),
+                **one.ends,
+            }
+            for number, one in enumerate(self._choices)
+        ]
+        return self._body("chat.completion", choices) | {"usage": self._usage()}
 
-    def usage(self) -> dict[str, Any]:
-        """Numbers of tokens, in OpenAI's words."""
-        return usage_of(self._ask, sum(one.num_tokens for one in self._choices), self._num_cached)
+    def _usage(self) -> dict[str, Any]:
+        return self._counts.body(sum(one.parser.num_reasoning for one in self._choices))
 
-    def _deltas(self, choice: _Choice, parts: Sequence[Part]) -> Iterator[dict[str, Any]]:
-        for part in parts:
-            if isinstance(part, Call):
-                call = {
-                    "index": len(choice.calls),
-                    "id": f"call_{secrets.token_hex(12)}",
-                    "type": "function",
-                    "function": {"name": part.name, "arguments": part.arguments},
-                }
-                choice.calls.append(call)
-                yield {"tool_calls": [call]}
-            elif isinstance(part, Reasoning):
-                choice.reasoning += part.text
-                yield {"reasoning_content": part.text}
-            else:
-                choice.content += part.text
-                yield {"content": part.text}
+    def _logprobs(self, choice: _Choice) -> dict[str, Any] | None:
+        return None if self._ask.params.logprobs is None else {"content": choice.logprobs, "refusal": None}
 
-    def _logprobs(self, choice: _Choice, update: Update) -> dict[str, Any] | None:
-        if update.token is None or update.logprob is None:
-            return None
-        one = token_logprobs(self._context, update.token, update.logprob)
-        choice.logprobs.append(one)
-        return {"content": [one], "refusal": None}
+    def _message(self, sample: int, message: Message) -> dict[str, Any]:
+        calls = [
+            {
+                "id": self._call_id(sample, number),
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
+            for number, (name, arguments, _) in enumerate(message.calls)
+        ]
+        said: dict[str, Any] = {"role": "assistant", "content": message.content or (None if calls else "")}
+        said["refusal"] = None
+        if message.reasoning:
+            said["reasoning_content"] = message.reasoning
+        return said | ({"tool_calls": calls} if calls else {})
 
-    def _chunk(
-        self,
-        number: int,
-        delta: dict[str, Any],
-        *,
-        finish: str | None = None,
-        stop: int | str | None = None,
-        logprobs: dict[str, Any] | None = None,
-    ) -> Event:
-        choice = {"index": number, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        if finish is not None:
-            choice["stop_reason"] = stop
+    def _delta(self, sample: int, piece: Piece) -> dict[str, Any]:
+        if piece.kind in ("reasoning", "content"):
+            return {"reasoning_content" if piece.kind == "reasoning" else "content": piece.text}
+        call: dict[str, Any] = {"index": piece.call}
+        if piece.kind == "call":
+            call |= {"id": self._call_id(sample, piece.call), "type": "function"}
+            return {"tool_calls": [call | {"function": {"name": piece.text, "arguments": ""}}]}
+        return {"tool_calls": [call | {"function": {"arguments": piece.text}}]} if piece.kind == "arguments" else {}
+
+    def _call_id(self, sample: int, number: int) -> str:
+        return f"call_{self._head['id']}_{sample}_{number}"
+
+    def _chunk(self, sample: int, delta: dict[str, Any], ends: Mapping[str, Any] = NOT_ENDED) -> Event:
+        choice = {"index": sample, "delta": delta, "logprobs": None, **ends}
         usage = {"usage": None} if self._ask.include_usage else {}
-        return Event(None, self._head("chat.completion.chunk") | {"choices": [choice], **usage})
+        return Event(None, self._body("chat.completion.chunk", [choice]) | usage)
 
-    def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self._id, "object": kind, "created": self._context.created, "model": self._ask.model}
-
-
-def finish_reason(update: Update, num_calls: int) -> str:
-    """In OpenAI's words."""
-    if update.finished == "stop":
-        return "tool_calls" if num_calls else "stop"
-    return "length" if update.finished == "length" else "stop"
+    def _body(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return self._head | {"object": kind, "choices": choices}
 
 
-def usage_of(ask: Ask, num_tokens: int, num_cached: int) -> dict[str, Any]:
-    """`usage` of OpenAI's chat completions and completions."""
-    num_prompt = len(ask.prompt)
-    return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_tokens,
-        "total_tokens": num_prompt + num_tokens,
-        "prompt_tokens_details": {"cached_tokens": num_cached},
-    }
+def _finish_reason(finished: str | None, parser: ReplyParser) -> str:
+    """An answer that was cancelled ends where a limit has ended it."""
+    if finished != "stop":
+        return "length"
+    return "tool_calls" if parser.num_calls else "stop"
 
 
-def token_logprobs(context: Context, token: int, found: TokenLogprob) -> dict[str, Any]:
-    """As chat completions have it."""
-
-    def told(one: int, logprob: float) -> dict[str, Any]:
-        return {
-            "token": token_text(context, one),
-            "logprob": max(logprob, -9999.0),
-            "bytes": list(context.tokenizer.token_bytes(one)),
-        }
-
-    return told(token, found.logprob) | {"top_logprobs": [told(*one) for one in found.top]}
+def _refuse_unsupported(fields: Fields) -> None:
+    fields.refuse("audio", "this model writes text only")
+    fields.refuse("modalities", "this model writes text only", [["text"]])
+    fields.refuse("web_search_options", "there is no search", [])
+    for name, instead in (("functions", "tools"), ("function_call", "tool_choice")):
+        fields.refuse(name, f"use {instead}", [[], "none", "auto"])
+    for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"):
+        fields.refuse(name, "use response_format")
 
 
-def error(failure: ApiError) -> dict[str, Any]:
-    """In OpenAI's form."""
-    kinds = {
-        "authentication": "authentication_error",
-        "permission": "permission_error",
-        "rate_limit": "rate_limit_error",
-        "invalid_request": "invalid_request_error",
-        "not_found": "invalid_request_error",
-        "too_large": "invalid_request_error",
-    }
-    code = {"not_found": "model_not_found", "rate_limit": "rate_limit_exceeded", "authentication": "invalid_api_key"}
-    return {
-        "error": {
-            "message": failure.message,
-            "type": kinds.get(failure.kind, "server_error"),
-            "param": failure.param,
-            "code": code.get(failure.kind),
-        }
-    }
+def _num_logprobs(fields: Fields) -> int | None:
+    top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
+    if not fields.flag("logprobs"):
+        if top:
+            raise invalid("top_logprobs", "needs logprobs: true")
+        return None
+    return top or 0
+
+
+def _tool(given: Fields) -> Tool:
+    kind = given.text("type", "function")
+    if kind != "function":
+        raise invalid(given.where("type"), f"{quoted(kind)} is not supported; only functions are")
+    function = given.part("function")
+    if function is None:
+        raise invalid(given.where("function"), "is required")
+    return Tool.of(function, "parameters")
+
+
+def _choice(fields: Fields) -> tuple[str, str | None]:
+    """`auto`, `none` or `required`, and the function that is named."""
+    if not isinstance(fields.get("tool_choice"), Mapping):
+        return fields.choice("tool_choice", ("auto", "none", "required"), "auto"), None
+    wanted = fields.part("tool_choice")
+    function = None if wanted is None else wanted.part("function")
+    if wanted is None or function is None or wanted.text("type", "function") != "function":
+        raise invalid("tool_choice", 'must be a text, or {"type": "function", "function": {"name": ...}}')
+    return "required", function.text("name")
+
+
+def _past_call(given: Fields) -> dict[str, Any]:
+    function = given.part("function")
+    if function is None:
+        raise invalid(given.where("function"), "is required")
+    return {"function": {"name": function.text("name"), "arguments": function.get("arguments")}}
+
+
+def _thinking(fields: Fields) -> Thinking:
+    """Of whichever field says it."""
+    enabled, clear = True, True
+    if (said := fields.part("thinking")) is not None:
+        enabled = said.choice("type", ("enabled", "disabled", "auto"), "enabled") != "disabled"
+        clear = said.flag("clear_thinking", True)
+    if (said := fields.part("chat_template_kwargs")) is not None:
+        enabled = said.flag("enable_thinking", enabled)
+        clear = said.flag("clear_thinking", clear)
+    effort = fields.choice("reasoning_effort", tuple(SHARES), "")
+    return Thinking(enabled, effort or None, fields.integer("thinking_token_budget", 0), clear)

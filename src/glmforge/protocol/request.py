@@ -4,28 +4,22 @@ Each API's module parses a body into an `Ask` and writes answers in that API's f
 framework. A module of an API offers:
 
     parse(body, context) -> Ask
-    Writer(ask, context, answer_id): begin(), update(update, stop, cached), end() -> events of the stream;
-        whole(samples, usage, stops) -> body
+    a Writer(ask, context, answer_id)
     error(ApiError) -> body
-
-An event is (its name or None, its data).
 """
 
 import math
 import reprlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol
 
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import GlmforgeError
 from glmforge.files import MAX_DEPTH, MAX_DIGITS, MAX_VALUES, shown, why_no_text
+from glmforge.generate.answer import Update
 from glmforge.generate.params import SamplingParams
-
-Event = tuple[str | None, dict[str, Any]]
-Stop = str | int | None
-"""What ended an answer: a stop string, a stop token, or neither."""
 
 Kind = Literal[
     "invalid_request", "authentication", "permission", "not_found", "too_large", "rate_limit", "timeout", "overloaded",
@@ -59,6 +53,7 @@ class ReplySettings:
 
     Attributes:
         in_thought: the prompt ends within a thought that it has opened.
+        in_content: the prompt ends within the answer, whose beginning it has.
         prefix: first tokens of the reply that stand in the prompt already, such as the name of a call.
         tools: JSON schemas of the parameters of the functions that may be called, by name; without any, a call is text.
         stop, min_new_tokens: as the engine has them; they do not count within a thought.
@@ -67,6 +62,7 @@ class ReplySettings:
     """
 
     in_thought: bool = False
+    in_content: bool = False
     prefix: tuple[int, ...] = ()
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stop: tuple[str, ...] = ()
@@ -113,16 +109,6 @@ class Ask:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Usage:
-    """Tokens of an answer: of the prompt, those of it found in the cache, and of all samples."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int = 0
-    reasoning_tokens: int = 0
-
-
 class Context(Protocol):
     """What parsing needs to know of the server.
 
@@ -145,6 +131,33 @@ class Context(Protocol):
     def default_max_tokens(self) -> int: ...
     @property
     def created(self) -> int: ...
+
+
+class Event(NamedTuple):
+    """One of a stream: its name, where the API names them, and its JSON."""
+
+    name: str | None
+    data: dict[str, Any]
+
+
+class Writer(Protocol):
+    """An answer in an API's form: as a stream, or whole at its end. Either takes every update of the request."""
+
+    def begin(self) -> list[Event]:
+        """Before the first update."""
+        ...
+
+    def update(self, update: Update) -> list[Event]:
+        """What has become known. Raises `ApiError` for an answer that has failed."""
+        ...
+
+    def end(self) -> list[Event]:
+        """Behind the last update."""
+        ...
+
+    def whole(self) -> dict[str, Any]:
+        """The body, when all updates have been taken."""
+        ...
 
 
 @contextmanager
@@ -306,22 +319,17 @@ def model_of(body: Fields, context: Context) -> tuple[str, str | None]:
     return name, name if name in context.adapters else None
 
 
-def room_for(prompt: Sequence[int], asked: int | None, context: Context) -> int:
+def room_for(prompt: Sequence[int], asked: int | None, context: Context, *, least: int = 1) -> int:
     """Tokens that an answer may have: as asked, at most what the context leaves. Raises `ApiError` for a prompt that
-    leaves none."""
+    leaves less than `least`."""
     room = context.max_positions - len(prompt)
-    if room < 1:
+    if room < least:
         raise invalid(
             None,
             f"the prompt has {len(prompt):,} tokens, the model's context {context.max_positions:,}; shorten the prompt",
             "context_length_exceeded",
         )
     return min(context.default_max_tokens if asked is None else asked, room)
-
-
-def with_id(ask: Ask, request_id: str | None) -> Ask:
-    """The same with the client's own id."""
-    return replace(ask, id=request_id)
 
 
 def quoted(value: object) -> str:

@@ -1,148 +1,117 @@
-"""Tokens in and out: what reinforcement learning asks a server for, and encoding as a service.
+"""Tokens in and out, for reinforcement learning; encoding as a service.
 
-`/generate` takes token ids and gives the tokens that were sampled with their log-probabilities, under the temperature
-and nothing else; nothing is encoded again on the way. `/tokenize` also renders conversations.
+`/generate` takes token ids and gives the tokens that were sampled, with their log-probabilities under the temperature
+and nothing else, and if asked the prompt's and the experts that each token chose: nothing is encoded again on the way.
+
+    {"prompt_token_ids": [1, 2], "max_tokens": 8, "n": 4, "logprobs": 0, "prompt_logprobs": true, "experts": true}
+    {"choices": [{"index": 0, "tokens": [...], "logprobs": [...], "finish_reason": "stop", "stop_reason": 151336}], ...}
+
+Experts are int lists [tokens of prompt and answer but the last][MoE layers][experts of a token].
 """
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
-
-from glmforge.errors import GlmforgeError
-from glmforge.files import why_no_text
 from glmforge.generate.answer import Update
-from glmforge.protocol.chat import error
-from glmforge.protocol.fields import Sampling, check_model, read_body, rendered, sampling_params, token_text
-from glmforge.protocol.request import ApiError, Ask, Context, Event
+from glmforge.generate.params import MAX_SAMPLES, MAX_TOP_LOGPROBS, SamplingParams
+from glmforge.protocol.chat import read_talk
+from glmforge.protocol.completions import token_ids
+from glmforge.protocol.openai import Counts, common, error, finite, refuse_failed, sampling
+from glmforge.protocol.prompt import rendered
+from glmforge.protocol.request import Ask, Context, Event, Fields, invalid, refusing, room_for
 
 __all__ = ["TokensWriter", "detokenize", "error", "parse", "tokenize"]
 
-_MAX_TEXT = 2**24
+
+def parse(body: Mapping[str, Any], context: Context) -> Ask:
+    """Of `/generate`. Raises `ApiError`."""
+    with refusing():
+        fields = Fields.of_body(body)
+        prompt = token_ids(fields.list("prompt_token_ids"), "prompt_token_ids", context.tokenizer)
+        settings = sampling(fields, context, max_choices=MAX_SAMPLES)
+        max_tokens = fields.integer("max_tokens", 0)
+        if max_tokens == 0 and settings["num_samples"] > 1:
+            raise invalid("max_tokens", "0 scores the prompt alone; leave out n")
+        room = room_for(prompt, max_tokens, context, least=0 if max_tokens == 0 else 1)
+        settings["min_new_tokens"] = min(settings["min_new_tokens"], room)
+        logprobs = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
+        params = SamplingParams(
+            **settings,
+            max_new_tokens=room,
+            logprobs=0 if logprobs is None else logprobs,
+            prompt_logprobs=fields.flag("prompt_logprobs"),
+            experts=fields.flag("experts"),
+        )
+        return Ask(prompt, params, max_tokens_zero=max_tokens == 0, **common(fields, context))
 
 
-class _Body(Sampling):
-    prompt_token_ids: list[int]
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
-    n: Annotated[int, Field(ge=1, le=4096)] = 1
-    logprobs: Annotated[int, Field(ge=0, le=100)] | None = 0
-    prompt_logprobs: bool = False
-    experts: bool = False
+def tokenize(body: Mapping[str, Any], context: Context) -> dict[str, Any]:
+    """Ids of a text (`prompt`), or of a conversation as chat has it. Raises `ApiError`."""
+    with refusing():
+        fields = Fields.of_body(body)
+        if ("prompt" in fields) == ("messages" in fields):
+            raise invalid("prompt", "give either prompt or messages")
+        if "messages" in fields:
+            talk = read_talk(fields)
+            ids = rendered(talk, context, thinking=talk.thinking.enabled)
+        else:
+            ids = context.tokenizer.encode(fields.text("prompt"))
+        found: dict[str, Any] = {"count": len(ids), "max_model_len": context.max_positions, "tokens": ids}
+        if fields.flag("return_token_strs"):
+            found["token_strs"] = [context.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in ids]
+        return found
 
 
-class _Text(BaseModel):
-    model_config = ConfigDict(strict=True)
-    prompt: Annotated[str, Field(max_length=_MAX_TEXT)] | None = None
-    messages: list[Any] | None = None
-    tools: list[Any] | None = None
-    enable_thinking: bool = True
-    return_token_strs: bool = False
-
-
-class _Ids(BaseModel):
-    model_config = ConfigDict(strict=True)
-    tokens: list[int]
-
-
-def parse(body: object, context: Context) -> Ask:
-    """Raises `ApiError`."""
-    read = read_body(_Body, body)
-    check_model(read.model, context)
-    size = context.tokenizer.vocab_size
-    if not read.prompt_token_ids or not all(0 <= token < size for token in read.prompt_token_ids):
-        raise ApiError("invalid_request", f"prompt_token_ids: must be ids below {size:,}", "prompt_token_ids")
-    params = sampling_params(
-        read.prompt_token_ids,
-        read.max_tokens,
-        read,
-        context,
-        num_samples=read.n,
-        logprobs=read.logprobs,
-        prompt_logprobs=read.prompt_logprobs,
-        experts=read.experts,
-    )
-    return Ask(
-        prompt=tuple(read.prompt_token_ids),
-        params=params,
-        model=read.model,
-        stream=read.stream,
-        priority=read.priority or 0,
-        timeout=read.timeout,
-        id=read.request_id,
-    )
-
-
-def tokenize(body: object, context: Context) -> dict[str, Any]:
-    """Ids of a text or of a conversation. Raises `ApiError`."""
-    read = read_body(_Text, body)
-    if (read.prompt is None) == (read.messages is None):
-        raise ApiError("invalid_request", "prompt: pass either prompt or messages", "prompt")
-    if read.prompt is None:
-        ids = list(rendered(read.messages, read.tools, context, thinking=read.enable_thinking))
-    elif (reason := why_no_text(read.prompt)) is not None:
-        raise ApiError("invalid_request", f"prompt: {reason}", "prompt")
-    else:
-        ids = context.tokenizer.encode(read.prompt)
-    found: dict[str, Any] = {"count": len(ids), "max_model_len": context.max_positions, "tokens": ids}
-    return found | ({"token_strs": [token_text(context, token) for token in ids]} if read.return_token_strs else {})
-
-
-def detokenize(body: object, context: Context) -> dict[str, Any]:
-    """The text of ids. Raises `ApiError`."""
-    ids = read_body(_Ids, body).tokens
-    if not all(0 <= token < context.tokenizer.vocab_size for token in ids):
-        raise ApiError("invalid_request", f"tokens: must be ids below {context.tokenizer.vocab_size:,}", "tokens")
-    try:
-        return {"prompt": context.tokenizer.decode(ids)}
-    except GlmforgeError as failure:
-        raise ApiError("invalid_request", f"tokens: {failure}", "tokens") from None
+def detokenize(body: Mapping[str, Any], context: Context) -> dict[str, Any]:
+    """The text of ids (`tokens`). Raises `ApiError`."""
+    with refusing():
+        ids = Fields.of_body(body).list("tokens")
+        return {"prompt": context.tokenizer.decode(token_ids(ids, "tokens", context.tokenizer)) if ids else ""}
 
 
 class TokensWriter:
     """Answers as token ids."""
 
     def __init__(self, ask: Ask, context: Context, answer_id: str) -> None:
-        self._ask, self._id = ask, answer_id
-        self._choices: list[dict[str, Any]] = [
-            {"index": number, "tokens": [], "logprobs": [], "finish_reason": None} for number in range(self._number)
-        ]
-        self._num_cached = 0
-
-    @property
-    def _number(self) -> int:
-        return self._ask.params.num_samples
+        self._ask, self._counts = ask, Counts(ask)
+        self._head = {"id": answer_id, "object": "tokens", "created": context.created, "model": ask.model}
+        self._choices = [self._empty(number) for number in range(ask.params.num_samples)]
 
     def begin(self) -> list[Event]:
+        """Nothing."""
         return []
 
     def update(self, update: Update) -> list[Event]:
-        choice, told = self._choices[update.sample], {"index": update.sample, "tokens": [], "logprobs": []}
-        self._num_cached = update.num_cached
-        if update.token is not None:
-            told["tokens"] = [update.token]
-            told["logprobs"] = [] if update.logprob is None else [update.logprob.logprob]
-        for name in ("tokens", "logprobs"):
-            choice[name] += told[name]
+        """What has become known. Raises `ApiError` for an answer that has failed."""
+        refuse_failed(update)
+        self._counts.add(update)
+        told = self._empty(update.sample) if self._ask.stream else self._choices[update.sample]
+        if update.token is not None and not self._ask.max_tokens_zero:
+            told["tokens"].append(update.token)
+            if (found := update.logprob) is not None:
+                told["logprobs"].append(finite(found.logprob))
+                if self._ask.params.logprobs:
+                    told["top_logprobs"].append([[token, finite(logprob)] for token, logprob in found.top])
         if update.finished is not None:
-            ends = {"finish_reason": update.finished, "stop_reason": update.stop} | self._details(update)
-            choice |= ends
-            told |= ends
-        return [Event(None, {"id": self._id, "choices": [told]})] if told["tokens"] or update.finished else []
+            told |= {"finish_reason": update.finished, "stop_reason": update.stop} | self._details(update)
+        return [Event(None, self._head | {"choices": [told]})] if self._ask.stream else []
 
     def end(self) -> list[Event]:
-        return []
+        """Usage."""
+        return [Event(None, self._head | {"choices": [], "usage": self._counts.body()})]
 
     def whole(self) -> dict[str, Any]:
-        usage = {"prompt_tokens": len(self._ask.prompt), "cached_tokens": self._num_cached}
-        return {"id": self._id, "model": self._ask.model, "choices": self._choices, "usage": usage}
+        """The body of an answer that is not streamed."""
+        return self._head | {"choices": self._choices, "usage": self._counts.body()}
+
+    def _empty(self, number: int) -> dict[str, Any]:
+        top = {"top_logprobs": []} if self._ask.params.logprobs else {}
+        return {"index": number, "tokens": [], "logprobs": [], **top, "finish_reason": None}
 
     def _details(self, update: Update) -> dict[str, Any]:
-        """Experts are a list for each token and layer, in the order of the router."""
-        details = update.details
-        if details is None:
-            return {}
         found: dict[str, Any] = {}
-        if self._ask.params.prompt_logprobs:
-            found["prompt_logprobs"] = [None, *(one.logprob for one in details.prompt_logprobs)]
-        if details.experts_TMK is not None:
-            found["experts"] = details.experts_TMK.tolist()
+        if update.details is not None and self._ask.params.prompt_logprobs:
+            found["prompt_logprobs"] = [None, *(finite(one.logprob) for one in update.details.prompt_logprobs)]
+        if update.details is not None and update.details.experts_TMK is not None:
+            found["experts"] = update.details.experts_TMK.tolist()
         return found

@@ -26,7 +26,7 @@ from glmforge.deploy.serve.access import Access, Later
 from glmforge.deploy.serve.metrics import CONTENT_TYPE
 from glmforge.deploy.serve.page import page_routes
 from glmforge.deploy.serve.service import Running, ServedModel, Service
-from glmforge.protocol import chat, completions, messages, tokens
+from glmforge.protocol import chat, completions, messages, openai, responses, tokens
 from glmforge.protocol.request import ApiError, Ask, Context, Event, Writer
 
 logger = logging.getLogger(__name__)
@@ -53,13 +53,13 @@ class Api:
     error_event: str | None = None
 
 
-CHAT = Api(chat.parse, chat.ChatWriter, chat.error, "chatcmpl-", "[DONE]")
+CHAT = Api(chat.parse, chat.ChatWriter, openai.error, "chatcmpl-", "[DONE]")
 APIS: Mapping[str, Api] = {
     "/v1/chat/completions": CHAT,
-    "/v1/completions": Api(completions.parse, completions.CompletionWriter, chat.error, "cmpl-", "[DONE]"),
-
+    "/v1/completions": Api(completions.parse, completions.CompletionWriter, openai.error, "cmpl-", "[DONE]"),
+    "/v1/responses": Api(responses.parse, responses.ResponsesWriter, openai.error, "resp_", None, "error"),
     "/v1/messages": Api(messages.parse, messages.MessagesWriter, messages.error, "msg_", None, "error"),
-    "/generate": Api(tokens.parse, tokens.TokensWriter, chat.error, "gen-", "[DONE]"),
+    "/generate": Api(tokens.parse, tokens.TokensWriter, openai.error, "gen-", "[DONE]"),
 }
 Counting = Callable[[object, Context], dict[str, Any]]
 ANSWERED_AT_ONCE: Mapping[str, Counting] = {
