@@ -190,7 +190,9 @@ def measure(model: Path, streams: int, seconds: float) -> dict[str, Any]:
         "wrong": load.wrong[:20],
         "num_wrong": len(load.wrong),
         "tokens_per_second": round(load.num_tokens / seconds, 1),
-        "first_token_seconds": {f"p{share}": round(first[int(share / 100 * (len(first) - 1))], 3) for share in (50, 95, 99)},
+        "first_token_seconds": {
+            f"p{share}": round(first[int(share / 100 * (len(first) - 1))], 3) for share in (50, 95, 99)
+        },
         "memory_growth": round(load.growth(), 4),
         "memory_mib": [[at, round(size / 2**20, 1)] for at, size in load.memory[:: max(1, len(load.memory) // 24)]],
         "exit_status": status,

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import torch
 
 from glmforge.checkpoint.convert.hf_export import export_hf
 from glmforge.model import GlmMoe
 from helpers.command import Commands, Started
 from helpers.models import randomize_, tiny_config
-
-import torch
 
 NAME = "tiny"
 KEEPS_ON = {"max_tokens": 30_000, "ignore_eos": True, "temperature": 0}

@@ -32,7 +32,9 @@ class Drafter(StrEnum):
 def serve(
     model: Annotated[Path, typer.Argument(help="An export, a run, a step of it (RUN@STEP), or a checkpoint.")],
     engine: Annotated[EngineName, typer.Option(help="The engine that runs the model.")] = EngineName.native,
-    host: Annotated[str, typer.Option(help="Address to listen on; others than loopback need an API key.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than loopback need an API key.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 8000,
     name: Annotated[str | None, typer.Option(help="Name of the model; default: the directory's.")] = None,
     api_key_file: Annotated[

@@ -112,9 +112,7 @@ def test_thoughts_have_a_budget(client: openai.OpenAI) -> None:
     """The model of random weights closes no thought by itself."""
     asked = {"model": NAME, "messages": MESSAGES, "max_tokens": 40, "temperature": 0}
     for budget in (0, 7):
-        answer = client.chat.completions.create(
-            **asked, extra_body={"thinking_token_budget": budget}
-        )
+        answer = client.chat.completions.create(**asked, extra_body={"thinking_token_budget": budget})
         message = answer.choices[0].message
         assert message.content, "the answer goes on behind the thought"
         assert message.model_extra is not None
@@ -144,7 +142,12 @@ def test_errors_are_the_clients_own(client: openai.OpenAI, messages_client: anth
 
 
 def test_anthropics_messages(messages_client: anthropic.Anthropic) -> None:
-    asked = {"model": NAME, "messages": MESSAGES, "max_tokens": 16, "extra_body": {"temperature": 0.0, "ignore_eos": True}}
+    asked = {
+        "model": NAME,
+        "messages": MESSAGES,
+        "max_tokens": 16,
+        "extra_body": {"temperature": 0.0, "ignore_eos": True},
+    }
     whole = messages_client.messages.create(**asked)
     assert whole.stop_reason in ("end_turn", "max_tokens")
     counted = messages_client.messages.count_tokens(model=NAME, messages=MESSAGES)  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """Random requests, most of them wrong: each is answered in the API's form, none with 500, and the server serves on."""
 
 import asyncio
+import json
 import random
 from collections import Counter
 from typing import Any
@@ -21,6 +22,10 @@ FIELDS = (
     "instructions", "stream_options", "priority", "timeout", "tokens", "text", "id", "min_tokens", "frequency_penalty",
     "repetition_penalty", "ignore_eos", "stop_token_ids", "chat_template_kwargs", "request_id", "add_special_tokens",
 )  # fmt: skip
+WORDS = (
+    "", "user", "assistant", "tool", "auto", "none", "required", "text", "json_object", "function", "<think>",
+    "</think>", "<tool_call>", "<|user|>", NAME, "enabled",
+)  # fmt: skip
 STATUSES = {200, 400, 401, 403, 404, 408, 413, 422, 429, 503, 504}
 
 
@@ -33,8 +38,7 @@ def value(source: random.Random, depth: int = 0) -> Any:
         case "text":
             return "".join(chr(source.choice([0, 10, 34, 92, 127, 233, 0x3042, 0xD800, 0x1F600, 97])) for _ in range(9))
         case "word":
-            return source.choice(["", "user", "assistant", "tool", "auto", "none", "required", "text", "json_object",
-                                  "function", "<think>", "</think>", "<tool_call>", "<|user|>", NAME, "enabled"])  # fmt: skip
+            return source.choice(WORDS)
         case "flag":
             return source.choice([True, False])
         case "none":
@@ -42,7 +46,10 @@ def value(source: random.Random, depth: int = 0) -> Any:
         case "list":
             return [value(source, depth + 1) for _ in range(source.randrange(4))]
         case "message":
-            return {"role": source.choice(["user", "system", "assistant", "tool", 1]), "content": value(source, depth + 1)}
+            return {
+                "role": source.choice(["user", "system", "assistant", "tool", 1]),
+                "content": value(source, depth + 1),
+            }
     names = (*FIELDS, "role", "content", "type", "name", "function", "parameters", "json_schema", "schema")
     return {source.choice(names): value(source, depth + 1) for _ in range(source.randrange(4))}
 
@@ -57,8 +64,6 @@ def body(source: random.Random) -> dict[str, Any]:
 
 def raw(source: random.Random) -> bytes:
     """JSON of a body, now and then with some bytes of it exchanged."""
-    import json
-
     sent = bytearray(json.dumps(body(source)).encode())
     if source.random() < 0.2:
         for _ in range(source.randrange(1, 5)):

@@ -165,6 +165,21 @@ def test_a_failed_step_answers_its_requests_and_the_server_lives_on(
     engine.check()
 
 
+def test_a_reader_that_is_too_far_behind(engine: Engine) -> None:
+    async def behind() -> None:
+        ask = asked(max_new_tokens=60, banned_tokens=(476, 482, 485))
+        async with Service(engine, Limits(unread_updates=5)).run(ask, "a", None) as running:
+            steps = running.answer._engine._steps
+            assert steps is not None
+            await steps
+            with pytest.raises(ApiError, match="were not read"):
+                async for _ in running.updates():
+                    pass
+
+    asyncio.run(behind())
+    assert engine.is_idle
+
+
 def test_limits_of_a_request(engine: Engine) -> None:
     async def ask(one: Ask) -> None:
         async with Service(engine, Limits(prompt_tokens=3, samples=4)).run(one, "a", None) as running:

@@ -27,7 +27,7 @@ from glmforge.deploy.serve.metrics import CONTENT_TYPE
 from glmforge.deploy.serve.page import page_routes
 from glmforge.deploy.serve.service import Running, ServedModel, Service
 from glmforge.protocol import chat, completions, messages, openai, responses, tokens
-from glmforge.protocol.request import ApiError, Ask, Context, Event, Writer
+from glmforge.protocol.request import ApiError, Ask, Context, Event, Kind, Writer
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class Api:
         error_event: the name of an error in the middle of a stream.
     """
 
-    parse: Callable[[object, Context], Ask]
+    parse: Callable[[Any, Context], Ask]
     writer: Callable[[Ask, Context, str], Writer]
     error: Callable[[ApiError], dict[str, Any]]
     prefix: str
@@ -61,7 +61,7 @@ APIS: Mapping[str, Api] = {
     "/v1/messages": Api(messages.parse, messages.MessagesWriter, messages.error, "msg_", None, "error"),
     "/generate": Api(tokens.parse, tokens.TokensWriter, openai.error, "gen-", "[DONE]"),
 }
-Counting = Callable[[object, Context], dict[str, Any]]
+Counting = Callable[[Any, Context], dict[str, Any]]
 ANSWERED_AT_ONCE: Mapping[str, Counting] = {
     "/tokenize": tokens.tokenize,
     "/detokenize": tokens.detokenize,
@@ -149,9 +149,7 @@ class Gate:
             route = getattr(scope.get("route"), "path", "other")
             self._service.metrics.responses[route, status or 499] += 1  # 499: the client had gone
 
-    async def _pass_on(
-        self, scope: Scope, headers: Headers, receive: Receive, send: Send
-    ) -> ApiError | None:
+    async def _pass_on(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> ApiError | None:
         """Have the route answer; a failure that it has not answered itself."""
         try:
             self._access.check_place(headers)
@@ -163,7 +161,7 @@ class Gate:
         except ApiError as error:
             return error
         except HTTPException as error:
-            kind = "not_found" if error.status_code == 404 else "invalid_request"
+            kind: Kind = "not_found" if error.status_code == 404 else "invalid_request"
             return ApiError(error.status_code, kind, f"{scope['method']} {scope['path'][:200]}: {error.detail}")
         except ClientDisconnect:
             pass
@@ -310,7 +308,9 @@ def _other_routes(service: Service, model: ServedModel) -> list[Route]:
         wanted = request.path_params["name"]
         card = next((card for card in cards if card["id"] == wanted), None)
         if card is None:
-            raise ApiError(404, "not_found", f"model: {wanted[:200]!r} is not served; choose one of {', '.join(model.model_names)}")
+            raise ApiError(
+                404, "not_found", f"model: {wanted[:200]!r} is not served; choose one of {', '.join(model.model_names)}"
+            )
         return json_response(card)
 
     async def abort(request: Request) -> Response:

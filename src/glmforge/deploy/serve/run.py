@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,7 +83,13 @@ def serve(engine: Engine, config: ServerConfig, say: Callable[[str], None] = pri
     with _listening(config.host, config.port) as listener:
         engine.generate([[engine.tokenizer.end_of_text_id]], SamplingParams(max_new_tokens=1))  # what is made lazily
         uvicorn_config = uvicorn.Config(
-            app, log_config=None, access_log=False, server_header=False, ws="none", timeout_keep_alive=30, backlog=_BACKLOG
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            ws="none",
+            timeout_keep_alive=30,
+            backlog=_BACKLOG,
         )
         server = _Server(uvicorn_config, service, config.drain_seconds)
         for line in _banner(engine, config, listener.getsockname()[1], has_keys=bool(keys)):
@@ -134,7 +139,7 @@ def _listening(host: str, port: int) -> socket.socket:
 def _banner(engine: Engine, config: ServerConfig, port: int, *, has_keys: bool) -> list[str]:
     host = "127.0.0.1" if config.host in ("0.0.0.0", "::") else config.host
     url = f"http://[{host.strip('[]')}]:{port}" if ":" in host else f"http://{host}:{port}"
-    num_parameters = sum(parameter.numel() for parameter in getattr(engine.runner, "model").parameters())
+    num_parameters = sum(parameter.numel() for parameter in engine.runner.model.parameters())
     used = psutil.Process().memory_info().rss / 2**30
     cache = engine.memory.num_tokens
     keys = "API key required" if has_keys else "no API key"

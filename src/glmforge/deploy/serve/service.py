@@ -121,7 +121,10 @@ class Service:
             raise ApiError(400, "invalid_request", f"prompt: more than {longest:,} tokens; shorten it", "prompt")
         if len(prompts) * number > self.limits.samples:
             raise ApiError(
-                400, "invalid_request", f"n: {len(prompts) * number:,} answers are more than {self.limits.samples:,}", "n"
+                400,
+                "invalid_request",
+                f"n: {len(prompts) * number:,} answers are more than {self.limits.samples:,}",
+                "n",
             )
 
 
