@@ -113,17 +113,18 @@ def ask_for(talk: Talk, params: SamplingParams, max_tokens: int | None, context:
 def rendered(talk: Talk, context: Context, *, thinking: bool) -> list[int]:
     """Ids of a conversation up to where the reply begins. Raises `ApiError`."""
     tokenizer = context.tokenizer
-    keeping: dict[str, Any] = {}
-    if not talk.thinking.clear:
-        if "clear_thinking" not in tokenizer.chat_template:
-            raise invalid("clear_thinking", "false is not supported by this model's chat template; leave it out")
-        keeping = {"clear_thinking": False}
+    if not talk.thinking.clear and "clear_thinking" not in tokenizer.chat_template:
+        raise invalid("clear_thinking", "false is not supported by this model's chat template; leave it out")
     # Clients hand back replies that consisted of nothing; they say nothing.
     messages = [one for one in talk.messages if one["role"] != "assistant" or _says_something(one)]
     with refusing("messages"):
         conversation = Conversation.from_messages(messages, [tool.schema for tool in talk.tools], is_prompt=True)
         return tokenizer.apply_chat_template(
-            conversation.messages, conversation.tools, add_generation_prompt=True, thinking=thinking, **keeping
+            conversation.messages,
+            conversation.tools,
+            add_generation_prompt=True,
+            thinking=thinking,
+            clear_thinking=talk.thinking.clear,
         )
 
 

@@ -203,8 +203,12 @@ class ReplyParser:
     def _let_go(self) -> None:
         """Tell what is known of the call."""
         self._next_call = self._call.number + 1
-        self._out += self._call.pieces
-        self._call.pieces.clear()
+        pieces, number = self._call.pieces, self._call.number
+        arguments = "".join(piece.text for piece in pieces if piece.kind == "arguments")
+        self._out += [piece for piece in pieces if piece.kind == "call"]
+        self._out += [Piece("arguments", arguments, number)] if arguments else []
+        self._out += [piece for piece in pieces if piece.kind == "end"]
+        pieces.clear()
         self._call.raw.clear()
         self._space["content"] = self._space["content"] or ["\n"]
 

@@ -65,7 +65,10 @@ def tokenize(body: Mapping[str, Any], context: Context) -> dict[str, Any]:
 def detokenize(body: Mapping[str, Any], context: Context) -> dict[str, Any]:
     """The text of ids (`tokens`). Raises `ApiError`."""
     with refusing():
-        ids = Fields.of_body(body).list("tokens")
+        fields = Fields.of_body(body)
+        ids = fields.list("tokens")
+        if "tokens" not in fields:
+            raise invalid("tokens", "is required")
         return {"prompt": context.tokenizer.decode(token_ids(ids, "tokens", context.tokenizer)) if ids else ""}
 
 
