@@ -6,8 +6,8 @@
 
 Each client asks again and again until the time is over. What it does is chosen by chance: it reads its answer to the
 end, closes the connection after some tokens, or sends something that has to be refused. Every answer has to be whole or
-a proper error; the server's memory is read each half second. Server and clients share this machine's cores, so times are
-those of a busy machine.
+a proper error; the server's memory is read each half second. Server and clients share this machine's cores, so times
+are those of a busy machine.
 """
 
 import argparse

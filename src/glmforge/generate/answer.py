@@ -57,8 +57,8 @@ class Update:
 @dataclass
 class Sample:
     """An answer: its tokens, its text if the engine has a tokenizer, why it ended, what the request asked for, and how
-    much of it was drafted. Where `finished` is "error", `error` says why, and the tokens are those until then. Where the
-    prompt came from does not make it another answer."""
+    much of it was drafted. Where `finished` is "error", `error` says why, and the tokens are those until then. What was
+    cached does not make it another answer."""
 
     tokens: list[int] = field(default_factory=list)
     finished: Reason | None = None
