@@ -21,7 +21,7 @@ class Dtype(StrEnum):
     fp32 = "fp32"
 
 
-class Drafter(StrEnum):
+class DrafterChoice(StrEnum):
     """Who guesses at the coming tokens."""
 
     none = "none"
@@ -52,7 +52,7 @@ def serve(
     max_queued: Annotated[int, typer.Option(min=1, help="Requests that may wait; further ones get 429.")] = 256,
     max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Longest prompt.")] = None,
     max_body_mib: Annotated[int, typer.Option(min=1, help="Largest request body, in MiB.")] = 16,
-    drafter: Annotated[Drafter, typer.Option(help="Speculative decoding.")] = Drafter.none,
+    drafter: Annotated[DrafterChoice, typer.Option(help="Speculative decoding.")] = DrafterChoice.none,
     dtype: Annotated[Dtype | None, typer.Option(help="Dtype to compute in; default: that of the weights.")] = None,
     device: Annotated[str, typer.Option(help="Device, such as cuda.")] = "cpu",
     tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer directory; default: the model's own.")] = None,
@@ -96,7 +96,7 @@ def serve(
             max_step_tokens=max_step_tokens,
             max_queued_requests=max_queued,
             seed=secrets.randbits(62),
-            drafter=None if drafter is Drafter.none else drafter.value,  # type: ignore[arg-type]
+            drafter=None if drafter is DrafterChoice.none else drafter.value,  # type: ignore[arg-type]
         ),
         dtype=None if dtype is None else {"bf16": torch.bfloat16, "fp32": torch.float32}[dtype.value],
         device=device,

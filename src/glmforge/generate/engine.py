@@ -156,8 +156,8 @@ class Engine:
     def queue(self, prepared: Prepared, *, has_place: bool = False, priority: int = 0) -> int:
         """Queue a request that is prepared, once; its number. Raises `QueueFullError`, and may be called again then.
 
-        Lower priorities go first. With `has_place` it was counted in the queue before it was prepared: samples of others
-        may have come since.
+        Lower priorities go first. With `has_place` it was counted in the queue before it was prepared: samples of
+        others may have come since.
         """
         refuse = refuse_tokens if has_place else refuse_full
         refuse(self.scheduler, self.config, len(prepared.prompt))
