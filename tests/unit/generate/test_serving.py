@@ -79,7 +79,15 @@ def test_a_prompt_is_scored_alone(model: GlmMoe) -> None:
     assert scored_long.details is not None
     assert len(scored_long.details.prompt_logprobs) == limit - 1
     engine.check()
-    assert not engine.metrics._begun, "nobody waits for a first token"
+
+
+def test_nobody_waits_for_the_first_token_of_a_scored_prompt(model: GlmMoe) -> None:
+    """Or the engine would keep a note of each."""
+    engine = Engine(model)
+    engine.add(PROMPT, SamplingParams(max_new_tokens=0, prompt_logprobs=True))
+    assert [update.finished for update in engine.step()] == ["length"]
+    assert engine.is_idle
+    assert not engine.metrics._begun
 
 
 def test_what_is_not_read_does_not_pile_up(model: GlmMoe) -> None:
