@@ -36,6 +36,7 @@ from glmforge.cli import (
     profile,
     report,
     rl,
+    serve,
     train,
 )
 from glmforge.cli.data import app as data
@@ -118,6 +119,7 @@ app.command("plan")(plan)
 app.command("launch")(_ops.launch)
 app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
+app.command("serve")(serve.serve)
 app.command("export")(export.export)
 app.add_typer(profile.app, name="profile")
 app.command("fisher")(fisher.fisher)
