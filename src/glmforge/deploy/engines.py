@@ -22,7 +22,7 @@ from glmforge.plan.serving.scenario import ServingPlan
 EngineName = Literal["native", "vllm", "sglang", "llama.cpp"]
 ENGINES: tuple[EngineName, ...] = get_args(EngineName)
 OTHERS = ENGINES[1:]
-KEY_VARIABLES = {"native": "GLMFORGE_API_KEY", "vllm": "VLLM_API_KEY", "llama.cpp": "LLAMA_API_KEY"}
+KEY_VARIABLES = {"native": "GLMFORGE_API_KEYS", "vllm": "VLLM_API_KEY", "llama.cpp": "LLAMA_API_KEY"}
 """Environment variables that the engines read a key from."""
 
 _PARSER = "glm45"
