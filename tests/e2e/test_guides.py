@@ -209,6 +209,7 @@ ADAPTING = (
     pytest.param("mid-training.md", marks=pytest.mark.guides),
     pytest.param("lora.md", marks=pytest.mark.guides),
     pytest.param("evaluation.md", marks=pytest.mark.guides),
+    pytest.param("deployment.md", marks=pytest.mark.guides),
     "fine-tuning.md",
 )
 ALONE = "post-training.md"
@@ -230,6 +231,8 @@ def test_a_guide_does_what_it_says(guide: str, base: Path, tmp_path: Path) -> No
         pytest.importorskip("peft")  # loads the adapter
     if guide == "evaluation.md":
         pytest.importorskip("lm_eval")
+    if guide == "deployment.md":
+        pytest.importorskip("openai")  # asks the server
     shutil.copytree(base, tmp_path, symlinks=True, dirs_exist_ok=True)
     carry_out(guide, tmp_path)
 
@@ -280,6 +283,7 @@ def test_every_guide_is_followed() -> None:
         "fine-tuning.md",
         "lora.md",
         "evaluation.md",
+        "deployment.md",
         ON_HOSTS,
         *ON_SLURM,
     }
