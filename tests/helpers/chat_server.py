@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import uvicorn
@@ -25,6 +25,8 @@ POLICY = (
 )
 HOLD = "hold"
 """Nothing more comes; the client has to go."""
+WAIT = "wait"
+"""What follows comes after `go` is set."""
 CUT = "cut"
 """The connection ends in the middle."""
 
@@ -57,6 +59,7 @@ class ChatServer:
     keys: list[str] = field(default_factory=list)
     models: list[str] = field(default_factory=lambda: ["glm-test"])
     key: str = ""
+    go: Event = field(default_factory=Event)
 
 
 def said(*words: str) -> list[Step]:
@@ -75,17 +78,20 @@ def called(name: str, *arguments: str, index: int = 0) -> list[Step]:
     return [{"tool_calls": [one]} for one in (head, *rest)]
 
 
-async def _chunks(steps: Sequence[Step], model: str) -> AsyncIterator[str]:
+async def _chunks(steps: Sequence[Step], state: ChatServer) -> AsyncIterator[str]:
     num, calls = 0, False
     for step in steps:
         await asyncio.sleep(0)
         if step == HOLD:
             await asyncio.Event().wait()
+        if step == WAIT:
+            await asyncio.to_thread(state.go.wait, 20)
+            continue
         if step == CUT:
             raise ConnectionError("the script cuts the connection")
         assert isinstance(step, dict)
         num, calls = num + 1, calls or "tool_calls" in step
-        chunk = {"model": model, "choices": [{"index": 0, "delta": step, "finish_reason": None}]}
+        chunk = {"model": state.models[0], "choices": [{"index": 0, "delta": step, "finish_reason": None}]}
         yield _data(step if "error" in step else chunk)
     yield _data({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls" if calls else "stop"}]})
     yield _data({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": num, "total_tokens": num + 7}})
@@ -110,7 +116,7 @@ def _app(state: ChatServer) -> Starlette:
         answer = state.answers.pop(0)
         if isinstance(answer, Refusal):
             return answer.response()
-        return StreamingResponse(_chunks(answer, state.models[0]), media_type="text/event-stream")
+        return StreamingResponse(_chunks(answer, state), media_type="text/event-stream")
 
     async def file(request: Request) -> Response:
         path = (PAGE / (request.path_params.get("path") or "index.html")).resolve()

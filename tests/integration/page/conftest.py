@@ -30,6 +30,10 @@ class Opened:
     dialogs: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
+    @property
+    def expect(self) -> Any:
+        return sync_api.expect
+
     def load(self) -> None:
         """Open or reload it."""
         self.page.goto(self.server.url)

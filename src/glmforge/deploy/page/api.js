@@ -61,7 +61,8 @@ export async function listModels() {
 
 /** The texts of the `data:` fields of server-sent events. */
 async function* dataOf(stream) {
-  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  const reader = stream.getReader(); // not piped: a pipe that breaks drops what has arrived
+  const decoder = new TextDecoder();
   let rest = "";
   let data = [];
   for (;;) {
@@ -73,7 +74,7 @@ async function* dataOf(stream) {
       throw new ApiError("lost", "The connection was lost in the middle of the answer.");
     }
     if (read.done) return;
-    const lines = (rest + read.value).split("\n");
+    const lines = (rest + decoder.decode(read.value, { stream: true })).split("\n");
     rest = lines.pop();
     for (const line of lines.map((one) => one.replace(/\r$/, ""))) {
       if (line.startsWith("data:")) data.push(line.slice(line[5] === " " ? 6 : 5));

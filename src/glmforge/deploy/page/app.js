@@ -20,6 +20,14 @@ let following = true; // the view stays at the end
 
 const now = () => performance.timeOrigin + performance.now();
 const narrow = () => matchMedia("(max-width: 760px)").matches;
+/** One answer at a time: whether another is being written, which is said. */
+function busy() {
+  if (running) toast("Another answer is being written.", "Stop it", stop);
+  return Boolean(running);
+}
+
+// On a phone the field would bring up the keyboard.
+const focusInput = () => matchMedia("(pointer: coarse)").matches || $("input").focus();
 const isLive = (node) => running?.node === node;
 
 // ---- what is shown
@@ -71,7 +79,7 @@ async function save(conversation) {
 // ---- answers
 
 async function answer(parent, continued = null) {
-  if (running) return;
+  if (busy()) return;
   const conversation = current;
   const node = continued ?? addNode(conversation, parent, { role: "assistant" });
   const controller = new AbortController();
@@ -79,6 +87,7 @@ async function answer(parent, continued = null) {
   Object.assign(node, { askedAt: now(), error: null, finish: null, stopped: false, usage: null, chunks: 0, firstAt: undefined });
   following = true;
   refresh();
+  save(conversation);
   announce("Answering");
   const ticking = setInterval(() => draw(node), 200); // the duration of a thought goes on without chunks
   let kept = now();
@@ -128,14 +137,13 @@ function draw(node) {
 }
 
 function send(text) {
-  if (running || !text.trim()) return false;
+  if (!text.trim() || busy()) return false;
   if (!conversations.includes(current)) {
     current.title = text.trim().replace(/\s+/g, " ").slice(0, 60);
     conversations.unshift(current);
   }
   const last = pathOf(current).at(-1);
   const node = addNode(current, last?.id ?? "root", { role: "user", content: text });
-  save(current);
   answer(node.id);
   return true;
 }
@@ -153,7 +161,8 @@ const actions = {
     if (running?.conversation === current) return;
     const element = document.querySelector(`[data-node="${node.id}"]`);
     editQuestion(element, node, (text) => {
-      if (text?.trim() && !running) answer(addNode(current, node.parent, { role: "user", content: text }).id);
+      if (text?.trim() && busy()) return;
+      if (text?.trim()) answer(addNode(current, node.parent, { role: "user", content: text }).id);
       else refresh();
       $("input").focus();
     });
@@ -162,7 +171,7 @@ const actions = {
   carryOn: (node) => answer(node.parent, node),
   /** Ask again in place of an answer without text; otherwise beside it. */
   retry(node) {
-    if (running) return;
+    if (busy()) return;
     if (!node.content && !node.reasoning && !node.calls?.length && !node.children.length) {
       const above = current.nodes[node.parent];
       above.children = above.children.filter((id) => id !== node.id);
@@ -174,7 +183,7 @@ const actions = {
     $("input").focus();
   },
   results(node, texts) {
-    if (running) return;
+    if (busy()) return;
     let parent = node.id;
     texts.forEach((content, number) => {
       parent = addNode(current, parent, { role: "tool", content, call: node.calls[number].id }).id;
@@ -193,7 +202,7 @@ function open(conversation) {
   following = true;
   refresh();
   if (narrow()) showSidebar(false);
-  $("input").focus();
+  focusInput();
 }
 
 function rename(conversation, title) {
@@ -349,7 +358,7 @@ async function start() {
   if (location.hash !== "#new" && conversations.length) current = conversations[0];
   refresh();
   await models;
-  $("input").focus();
+  focusInput();
   document.documentElement.dataset.ready = "true";
 }
 

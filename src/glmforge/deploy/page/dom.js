@@ -82,4 +82,4 @@ export function download(name, type, text) {
   setTimeout(() => URL.revokeObjectURL(url), 10000);
 }
 
-export const seconds = (ms) => (ms < 9950 ? `${(ms / 1000).toFixed(1)} s` : `${Math.round(ms / 1000)} s`);
+export const seconds = (ms) => (ms < 95 ? "<0.1 s" : ms < 9950 ? `${(ms / 1000).toFixed(1)} s` : `${Math.round(ms / 1000)} s`);

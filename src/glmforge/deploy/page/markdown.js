@@ -40,8 +40,8 @@ export function highlight(code, language) {
 }
 
 /** A block of code with its language, and a button that copies it. */
-export function codeBlock(code, language) {
-  const head = h("div", { class: "code-head" }, h("span", {}, language), copyButton(() => code, "Copy code"));
+export function codeBlock(code, language, label = language) {
+  const head = h("div", { class: "code-head" }, h("span", {}, label), copyButton(() => code, "Copy code"));
   const pre = h("pre", { tabindex: "0", "aria-label": `${language || "plain"} code` }, h("code", {}, highlight(code, language)));
   return h("div", { class: "code" }, head, pre);
 }
@@ -71,14 +71,15 @@ function elements(token, links) {
 
 /** Make `target` show the text; blocks equal to those it shows already are kept. */
 export function showMarkdown(target, text) {
-  let tokens;
   try {
-    tokens = marked.lexer(text);
+    showBlocks(target, marked.lexer(text));
   } catch {
-    target.replaceChildren(text); // a parser that gives up shows the plain text
+    target.replaceChildren(text); // quotes in quotes, thousands deep: the plain text
     target.raws = [];
-    return;
   }
+}
+
+function showBlocks(target, tokens) {
   const blocks = tokens.filter((token) => token.type !== "space" && token.type !== "def");
   const before = target.raws ?? [];
   let same = 0;

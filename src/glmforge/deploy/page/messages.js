@@ -96,7 +96,7 @@ class Answer {
       if (shown?.text === text && shown.live === live) return;
       const card = h("section", { class: "call", "aria-label": `Tool call ${call.name}` },
         h("div", { class: "call-head" }, icon("tool"), h("span", { class: "call-name" }, call.name), h("span", { class: "muted" }, "tool call")),
-        text && codeBlock(text, "json"), !live && this.resultOf(call, number));
+        text && codeBlock(text, "json", "Arguments"), !live && this.resultOf(call, number));
       Object.assign(card, { text, live });
       if (shown) shown.replaceWith(card);
       else this.calls.append(card);
@@ -110,7 +110,7 @@ class Answer {
   resultOf(call, number) {
     const known = this.results[number];
     if (known) {
-      return h("div", { class: "result" }, h("div", { class: "label" }, "Result"), codeBlock(pretty(known.content), "json"),
+      return h("div", { class: "result" }, codeBlock(pretty(known.content), "json", "Result"),
         number === 0 && h("div", { class: "actions" }, versions(this.conversation, known, this.actions),
           iconButton("edit", "Edit results", () => this.editResults())));
     }
@@ -171,13 +171,14 @@ class Answer {
     const tokens = node.usage?.completion_tokens ?? node.chunks;
     if (tokens) facts.push(`${node.usage ? "" : "~"}${tokens} tokens`);
     const took = (node.lastAt - node.firstAt) / 1000;
-    if (tokens > 1 && took > 0) facts.push(`${((tokens - 1) / took).toFixed(1)} tok/s`);
+    const rate = (tokens - 1) / took; // of those after the first
+    if (tokens > 1 && took > 0.02) facts.push(`${rate.toFixed(rate < 100 ? 1 : 0)} tok/s`);
     if (node.firstAt) facts.push(`first after ${seconds(node.firstAt - node.askedAt)}`);
     if (node.usage?.prompt_tokens) facts.push(`prompt ${node.usage.prompt_tokens}`);
     if (node.stopped) facts.push("stopped");
     return h("div", { class: "actions" }, versions(this.conversation, node, this.actions),
       node.content && copyButton(() => node.content, "Copy answer"),
-      iconButton("again", "Regenerate", () => this.actions.regenerate(node)),
+      !node.error && iconButton("again", "Regenerate", () => this.actions.regenerate(node)),
       h("span", { class: "facts", title: node.model ?? "" }, facts.join(" · ")));
   }
 }
