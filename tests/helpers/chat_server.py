@@ -23,6 +23,8 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+END = "end"
+"""The answer ends here, in order but without an end of its own."""
 HOLD = "hold"
 """Nothing more comes; the client has to go."""
 WAIT = "wait"
@@ -87,6 +89,8 @@ async def _chunks(steps: Sequence[Step], state: ChatServer) -> AsyncIterator[str
         if step == WAIT:
             await asyncio.to_thread(state.go.wait, 20)
             continue
+        if step == END:
+            return
         if step == CUT:
             raise ConnectionError("the script cuts the connection")
         assert isinstance(step, dict)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from helpers.chat_server import CUT, HOLD, WAIT, Refusal, called, said, thought
+from helpers.chat_server import CUT, END, HOLD, WAIT, Refusal, called, said, thought
 
 
 def contents(request: dict[str, Any]) -> list[tuple[str, str]]:
@@ -115,8 +115,9 @@ def test_an_edit_branches_the_conversation(opened: Any) -> None:
     assert opened.page.locator(".bubble").all_inner_texts() == ["a", "more"]
 
 
-def test_a_lost_connection_is_continued(opened: Any) -> None:
-    opened.server.answers += [[*said("Half of "), WAIT, CUT], said("it.")]
+@pytest.mark.parametrize("end", [CUT, END])
+def test_a_lost_connection_is_continued(opened: Any, end: str) -> None:
+    opened.server.answers += [[*said("Half of "), WAIT, end], said("it.")]
     opened.ask("Go")
     opened.page.get_by_text("Half of").wait_for()
     opened.server.go.set()

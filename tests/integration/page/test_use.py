@@ -76,6 +76,10 @@ def test_a_phone_needs_no_scrolling_sideways(opened: Any) -> None:
     page.locator("summary").click()
     for box in ("document.documentElement", "document.querySelector('#scroll')"):
         assert page.evaluate(f"{box}.scrollWidth - {box}.clientWidth") == 0
+    for part in (".code pre", ".table"):  # these scroll by themselves
+        reached = f"(part => (part.scrollLeft = 50, part.scrollLeft))(document.querySelector('{part}'))"
+        overflow = f"getComputedStyle(document.querySelector('{part}')).overflowX"
+        assert (page.evaluate(reached), page.evaluate(overflow)) == (50, "auto")
     assert not page.locator("#sidebar").is_visible()
     page.click("#menu")
     assert page.locator(".row-title").is_visible()
