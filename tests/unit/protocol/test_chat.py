@@ -178,7 +178,8 @@ def test_schemas(served: Served) -> None:
         ({"tools": TOOLS, "response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"reasoning_effort": "huge"}, "reasoning_effort"), ({"continue_final_message": True}, "continue_final_message"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort"),
+        ({"continue_final_message": True}, "continue_final_message"),
         ({"stop_token_ids": [10**9]}, "stop_token_ids"),
     ],
 )  # fmt: skip

@@ -16,7 +16,8 @@ HI = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOLS: list[dict[str, Any]] = [{"name": "weather", "description": "of a city", "input_schema": SCHEMA}]
 REPLY = (
-    "\n<think>which é</think>\nLet me see.\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Zürich</arg_value>\n"
+    "\n<think>which é</think>\nLet me see."
+    "\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Zürich</arg_value>\n"
     "</tool_call>\n<tool_call>weather\n</tool_call>"
 )
 EVENTS = TypeAdapter(RawMessageStreamEvent)
