@@ -29,12 +29,13 @@ def ask(served: Served, **body: Any) -> Ask:
 
 def built(events: list[Any]) -> Message:
     """What Anthropic's client makes of a stream."""
-    snapshot, buffers = None, {}
+    snapshot: Any = None
+    buffers: dict[int, bytes] = {}
     for name, data in events:
         assert name == data["type"]
         event = EVENTS.validate_python(data)
         snapshot = accumulate_event(event=event, current_snapshot=snapshot, json_bufs=buffers)
-    assert snapshot is not None
+    assert isinstance(snapshot, Message)
     return snapshot
 
 
