@@ -109,6 +109,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "jobs goodput": ("none --jobs-dir {out}", None),
 }
 ELSEWHERE = {
+    "serve": "it goes on until it is ended; `tests/integration/serve/test_ends.py` runs it",
     "supervise": "it goes on until a job is done; `tests/ops/integration/jobs/test_supervise.py` runs it",
     "demo": "minutes long; it is made of the commands above, and of what `test_demo.py` runs",
     "health": "its status is the machine's; `tests/ops/integration/health/test_health.py` runs it",

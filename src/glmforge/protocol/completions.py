@@ -90,7 +90,7 @@ def _prompts(fields: Fields, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
         given = [given]
     elif given is None:
         raise invalid("prompt", "is required")
-    items = fields.list("prompt") if isinstance(given, Mapping | int | float) else given
+    items = fields.array("prompt") if isinstance(given, Mapping | int | float) else given
     if items and isinstance(items[0], int):
         return [token_ids(items, "prompt", tokenizer)]
     if not items or len(items) > MAX_PROMPTS:

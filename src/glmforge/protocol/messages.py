@@ -15,9 +15,9 @@ from typing import Any
 from glmforge.generate.answer import Update
 from glmforge.generate.params import SamplingParams
 from glmforge.protocol.budget import SHARES, Thinking
-from glmforge.protocol.openai import Counts, common, refuse_failed, sampling
+from glmforge.protocol.openai import BlockReader, common, sampling
 from glmforge.protocol.prompt import MAX_LENGTH, MAX_TOOLS, Talk, Tool, ask_for, rendered
-from glmforge.protocol.reply import Blocks, ReplyParser, Step
+from glmforge.protocol.reply import Step
 from glmforge.protocol.request import ApiError, Ask, Context, Event, Fields, invalid, model_of, quoted, refusing
 
 _ERRORS = {
@@ -41,7 +41,7 @@ def parse(body: Mapping[str, Any], context: Context) -> Ask:
         max_tokens = fields.integer("max_tokens", 1)
         if max_tokens is None:
             raise invalid("max_tokens", "is required")
-        settings = sampling(fields, context) | {"stop": fields.list("stop_sequences"), "num_samples": 1}
+        settings = sampling(fields, context) | {"stop": fields.array("stop_sequences"), "num_samples": 1}
         params = SamplingParams(**settings, max_new_tokens=MAX_LENGTH, json_schema=_schema(fields))
         talk = _talk(fields)
         if shared["stream"]:
@@ -168,8 +168,7 @@ class MessagesWriter:
     """An answer as a message, or as the events that build it block by block."""
 
     def __init__(self, ask: Ask, context: Context, answer_id: str) -> None:
-        assert ask.reply is not None, "messages have one"
-        self._counts, self._parser, self._blocks = Counts(ask), ReplyParser(context.tokenizer, ask.reply), Blocks()
+        self._read = BlockReader(ask, context)
         self._id, self._model = answer_id, ask.model
         self._ends: dict[str, Any] = {"stop_reason": None, "stop_sequence": None}
 
@@ -179,15 +178,8 @@ class MessagesWriter:
 
     def update(self, update: Update) -> list[Event]:
         """What has become known. Raises `ApiError` for an answer that has failed."""
-        refuse_failed(update)
-        self._counts.add(update)
-        pieces = [] if update.token is None else self._parser.add([update.token])
-        steps: list[Step] = []
+        steps = self._read.take(update)
         if update.finished is not None:
-            pieces += self._parser.finish()
-        steps += self._blocks.add(pieces)
-        if update.finished is not None:
-            steps += self._blocks.close()
             stop = update.stop if isinstance(update.stop, str) else None
             self._ends = {"stop_reason": self._stop_reason(update), "stop_sequence": stop}
         return list(_events(steps, self._id))
@@ -199,7 +191,7 @@ class MessagesWriter:
     def whole(self) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
         found = []
-        for number, one in enumerate(self._blocks.blocks):
+        for number, one in enumerate(self._read.blocks):
             block = _opened(Step("open", number, one), self._id)
             if one.kind == "reasoning":
                 block |= {"thinking": one.text, "signature": _signature(one.text)}
@@ -217,10 +209,10 @@ class MessagesWriter:
     def _usage(self) -> dict[str, Any]:
         """Tokens from the cache are counted apart."""
         return {
-            "input_tokens": self._counts.num_prompt - self._counts.num_cached,
+            "input_tokens": self._read.counts.num_prompt - self._read.counts.num_cached,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": self._counts.num_cached,
-            "output_tokens": self._counts.num_tokens,
+            "cache_read_input_tokens": self._read.counts.num_cached,
+            "output_tokens": self._read.counts.num_tokens,
         }
 
     def _stop_reason(self, update: Update) -> str:
@@ -228,7 +220,7 @@ class MessagesWriter:
             return "max_tokens"
         if isinstance(update.stop, str):
             return "stop_sequence"
-        return "tool_use" if self._parser.num_calls else "end_turn"
+        return "tool_use" if self._read.parser.num_calls else "end_turn"
 
 
 def _events(steps: Iterable[Step], answer_id: str) -> Iterator[Event]:

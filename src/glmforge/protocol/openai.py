@@ -10,6 +10,7 @@ from typing import Any
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.generate.answer import Update
 from glmforge.generate.logprobs import TokenLogprob
+from glmforge.protocol.reply import Block, Blocks, ReplyParser, Step
 from glmforge.protocol.request import ApiError, Ask, Context, Fields, invalid, model_of, quoted
 
 MAX_CHOICES = 128
@@ -47,7 +48,7 @@ def sampling(body: Fields, context: Context, *, max_choices: int = MAX_CHOICES) 
         "logit_bias": _logit_bias(body, context.tokenizer.vocab_size),
         "seed": None if seed is None else seed % 2**63,
         "num_samples": body.integer("n", 1, max_choices) or 1,
-        "stop": [stop] if isinstance(stop, str) else body.list("stop"),
+        "stop": [stop] if isinstance(stop, str) else body.array("stop"),
         "min_new_tokens": body.integer("min_tokens", 0) or 0,
         "stop_ids": () if ignore_eos else _stop_ids(body, context.tokenizer),
         "banned_tokens": context.tokenizer.stop_ids if ignore_eos else (),
@@ -123,6 +124,27 @@ class Counts:
         return usage
 
 
+class BlockReader:
+    """An answer that is read block by block, and its counts."""
+
+    def __init__(self, ask: Ask, context: Context) -> None:
+        assert ask.reply is not None, "it is taken apart"
+        self.counts, self.parser, self._blocks = Counts(ask), ReplyParser(context.tokenizer, ask.reply), Blocks()
+
+    @property
+    def blocks(self) -> list[Block]:
+        return self._blocks.blocks
+
+    def take(self, update: Update) -> list[Step]:
+        """What has become known. Raises `ApiError` for an answer that has failed."""
+        refuse_failed(update)
+        self.counts.add(update)
+        pieces = [] if update.token is None else self.parser.add([update.token])
+        if update.finished is None:
+            return list(self._blocks.add(pieces))
+        return [*self._blocks.add([*pieces, *self.parser.finish()]), *self._blocks.close()]
+
+
 def num_choices(ask: Ask) -> int:
     """Answers to all of its prompts."""
     return max(1, len(ask.prompts)) * ask.params.num_samples
@@ -157,7 +179,7 @@ def refuse_failed(update: Update) -> None:
 
 
 def _stop_ids(body: Fields, tokenizer: Tokenizer) -> Sequence[int]:
-    ids = body.list("stop_token_ids")
+    ids = body.array("stop_token_ids")
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < tokenizer.vocab_size:
             raise invalid(body.where("stop_token_ids"), f"{quoted(token)} is not a token id of this model")

@@ -244,7 +244,7 @@ class Fields:
             raise invalid(self.where(name), f"expected a number between {low:g} and {high:g}, not {quoted(value)}")
         return value
 
-    def list(self, name: str, max_items: int = MAX_VALUES) -> list[Any]:
+    def array(self, name: str, max_items: int = MAX_VALUES) -> list[Any]:
         value = self.get(name)
         if value is None:
             return []
@@ -260,7 +260,7 @@ class Fields:
 
     def parts(self, name: str, max_items: int = MAX_VALUES) -> "list[Fields]":
         """A list of objects within."""
-        items = enumerate(self.list(name, max_items))
+        items = enumerate(self.array(name, max_items))
         return [Fields(item, f"{self.where(name)}[{number}]") for number, item in items]
 
     def refuse(self, name: str, why: str, harmless: Sequence[Any] = ()) -> None:

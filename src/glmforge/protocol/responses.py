@@ -12,9 +12,9 @@ from glmforge.generate.answer import Update
 from glmforge.generate.params import SamplingParams
 from glmforge.protocol.budget import SHARES, Thinking
 from glmforge.protocol.chat import text_of
-from glmforge.protocol.openai import Counts, common, error, refuse_failed, sampling, schema_of
+from glmforge.protocol.openai import BlockReader, common, error, sampling, schema_of
 from glmforge.protocol.prompt import MAX_LENGTH, MAX_TOOLS, Talk, Tool, ask_for
-from glmforge.protocol.reply import Block, Blocks, ReplyParser, Step
+from glmforge.protocol.reply import Block, Step
 from glmforge.protocol.request import Ask, Context, Event, Fields, invalid, quoted, refusing
 
 __all__ = ["ResponsesWriter", "error", "parse"]
@@ -116,9 +116,8 @@ class ResponsesWriter:
     """An answer as a response, or as the events that build it item by item."""
 
     def __init__(self, ask: Ask, context: Context, answer_id: str) -> None:
-        assert ask.reply is not None, "responses have one"
         self._ask, self._id, self._created = ask, answer_id, context.created
-        self._counts, self._parser, self._blocks = Counts(ask), ReplyParser(context.tokenizer, ask.reply), Blocks()
+        self._read = BlockReader(ask, context)
         self._num_events = 0
         self._status = "in_progress"
 
@@ -128,15 +127,8 @@ class ResponsesWriter:
 
     def update(self, update: Update) -> list[Event]:
         """What has become known. Raises `ApiError` for an answer that has failed."""
-        refuse_failed(update)
-        self._counts.add(update)
-        pieces = [] if update.token is None else self._parser.add([update.token])
-        steps: list[Step] = []
+        steps = self._read.take(update)
         if update.finished is not None:
-            pieces += self._parser.finish()
-        steps += self._blocks.add(pieces)
-        if update.finished is not None:
-            steps += self._blocks.close()
             self._status = "completed" if update.finished == "stop" else "incomplete"
         return list(self._events(steps))
 
@@ -149,11 +141,11 @@ class ResponsesWriter:
         is_over = self._status != "in_progress"
         said = {"temperature": 1.0, "top_p": 1.0, "parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
         usage = {
-            "input_tokens": self._counts.num_prompt,
-            "input_tokens_details": {"cached_tokens": self._counts.num_cached, "cache_write_tokens": 0},
-            "output_tokens": self._counts.num_tokens,
-            "output_tokens_details": {"reasoning_tokens": self._parser.num_reasoning},
-            "total_tokens": self._counts.num_prompt + self._counts.num_tokens,
+            "input_tokens": self._read.counts.num_prompt,
+            "input_tokens_details": {"cached_tokens": self._read.counts.num_cached, "cache_write_tokens": 0},
+            "output_tokens": self._read.counts.num_tokens,
+            "output_tokens_details": {"reasoning_tokens": self._read.parser.num_reasoning},
+            "total_tokens": self._read.counts.num_prompt + self._read.counts.num_tokens,
         }
         return said | {
             **self._ask.extra,
@@ -164,7 +156,7 @@ class ResponsesWriter:
             "status": self._status,
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"} if self._status == "incomplete" else None,
-            "output": [self._item(number, one, is_over) for number, one in enumerate(self._blocks.blocks)],
+            "output": [self._item(number, one, is_over) for number, one in enumerate(self._read.blocks)],
             "usage": usage if is_over else None,
             "store": False,
         }

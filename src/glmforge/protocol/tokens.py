@@ -27,7 +27,7 @@ def parse(body: Mapping[str, Any], context: Context) -> Ask:
     """Of `/generate`. Raises `ApiError`."""
     with refusing():
         fields = Fields.of_body(body)
-        prompt = token_ids(fields.list("prompt_token_ids"), "prompt_token_ids", context.tokenizer)
+        prompt = token_ids(fields.array("prompt_token_ids"), "prompt_token_ids", context.tokenizer)
         settings = sampling(fields, context, max_choices=MAX_SAMPLES)
         max_tokens = fields.integer("max_tokens", 0)
         if max_tokens == 0 and settings["num_samples"] > 1:
@@ -66,7 +66,7 @@ def detokenize(body: Mapping[str, Any], context: Context) -> dict[str, Any]:
     """The text of ids (`tokens`). Raises `ApiError`."""
     with refusing():
         fields = Fields.of_body(body)
-        ids = fields.list("tokens")
+        ids = fields.array("tokens")
         if "tokens" not in fields:
             raise invalid("tokens", "is required")
         return {"prompt": context.tokenizer.decode(token_ids(ids, "tokens", context.tokenizer)) if ids else ""}
@@ -108,7 +108,7 @@ class TokensWriter:
         return self._head | {"choices": self._choices, "usage": self._counts.body()}
 
     def _empty(self, number: int) -> dict[str, Any]:
-        top = {"top_logprobs": []} if self._ask.params.logprobs else {}
+        top: dict[str, list[Any]] = {"top_logprobs": []} if self._ask.params.logprobs else {}
         return {"index": number, "tokens": [], "logprobs": [], **top, "finish_reason": None}
 
     def _details(self, update: Update) -> dict[str, Any]:

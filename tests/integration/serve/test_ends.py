@@ -6,15 +6,20 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
+from helpers import core_only
 from helpers.serving import KEEPS_ON, NAME, Server
+
+CHAT = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}]}
 
 
 def test_a_client_that_vanishes_costs_no_further_step(server: Server) -> None:
+    steps = server.metric("glmforge_engine_steps_total")
     for stream in (True, False):
         body = json.dumps({"model": NAME, "prompt": "def main", "stream": stream, **KEEPS_ON}).encode()
         address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
@@ -23,6 +28,7 @@ def test_a_client_that_vanishes_costs_no_further_step(server: Server) -> None:
             connection.sendall(head + body)
             server.wait_until(lambda: server.metric("glmforge_sequences_running") == 1)
         server.wait_for_idle()
+    assert server.metric("glmforge_engine_steps_total") - steps < KEEPS_ON["max_tokens"], "either was cancelled"
     made = server.metric("glmforge_generated_tokens_total")
     assert server.complete(max_tokens=3, ignore_eos=True).status_code == 200
     assert server.metric("glmforge_generated_tokens_total") == made + 3
@@ -113,6 +119,15 @@ def test_a_second_signal_ends_at_once(start: Callable[..., Server]) -> None:
         server.wait_until(lambda: server.ask("/health").status_code == 503)
         os.kill(server.pid, signal.SIGINT)
         assert server.started.wait() == 128 + signal.SIGINT
+
+
+def test_nothing_but_the_core_is_needed(start: Callable[..., Server], tmp_path: Path) -> None:
+    server = start(**core_only.environment(tmp_path))
+    assert server.complete(max_tokens=2).status_code == 200
+    assert server.ask("/v1/messages", {**CHAT, "max_tokens": 2}).status_code == 200
+    assert server.ask("/v1/chat/completions", CHAT | {"max_tokens": 2}).status_code == 200
+    os.kill(server.pid, signal.SIGTERM)
+    assert server.started.wait() == 0
 
 
 def test_killed_and_restarted_under_load(start: Callable[..., Server]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -13,6 +14,7 @@ from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.deploy.serve.access import Access, Later, is_loopback, read_keys
 from glmforge.deploy.serve.app import make_app
 from glmforge.deploy.serve.metrics import Histogram
+from glmforge.deploy.serve.page import page_routes
 from glmforge.deploy.serve.service import Limits, ServedModel, Service
 from glmforge.deploy.serve.thoughts import Thoughts
 from glmforge.errors import GlmforgeError
@@ -178,6 +180,32 @@ def test_a_reader_that_is_too_far_behind(engine: Engine) -> None:
 
     asyncio.run(behind())
     assert engine.is_idle
+
+
+def test_files_of_the_page(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there and of a known type, with headers that allow nothing from elsewhere; nothing beside it."""
+    assert engine.tokenizer is not None
+    page = tmp_path / "page"
+    (page / "vendor").mkdir(parents=True)
+    for name in ("index.html", "app.js", "vendor/x.css", "vendor/notes.py"):
+        (page / name).write_text(f"content of {name}")
+    (tmp_path / "secret.html").write_text("secret")
+    monkeypatch.setattr("glmforge.deploy.serve.app.page_routes", lambda: page_routes(page))
+    app = make_app(Service(engine, Limits()), ServedModel(engine.tokenizer, ("m",), 256, 16), Access(["key"], None))
+
+    async def get(paths: list[str]) -> list[httpx2.Response]:
+        async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://test") as client:
+            return [await client.get(path) for path in paths]
+
+    found = asyncio.run(get(["/", "/index.html", "/app.js", "/vendor/x.css"]))
+    assert [one.status_code for one in found] == [200] * 4
+    assert found[0].text == "content of index.html"
+    assert [one.headers["content-type"].partition(";")[0] for one in found[2:]] == ["text/javascript", "text/css"]
+    for one in found:
+        assert one.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'")
+        assert one.headers["x-content-type-options"] == "nosniff"
+    hidden = ["/vendor/notes.py", "/../secret.html", "/%2e%2e/secret.html", "/vendor/..%2f..%2fsecret.html", "/vendor/"]
+    assert {one.status_code for one in asyncio.run(get(hidden))} == {401}, "a key is asked for, as for all else"
 
 
 def test_limits_of_a_request(engine: Engine) -> None:

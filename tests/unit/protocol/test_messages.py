@@ -16,7 +16,8 @@ HI = [{"role": "user", "content": "hi"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOLS: list[dict[str, Any]] = [{"name": "weather", "description": "of a city", "input_schema": SCHEMA}]
 REPLY = (
-    "\n<think>which é</think>\nLet me see.\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Zürich</arg_value>\n"
+    "\n<think>which é</think>\nLet me see."
+    "\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Zürich</arg_value>\n"
     "</tool_call>\n<tool_call>weather\n</tool_call>"
 )
 EVENTS = TypeAdapter(RawMessageStreamEvent)
@@ -28,12 +29,13 @@ def ask(served: Served, **body: Any) -> Ask:
 
 def built(events: list[Any]) -> Message:
     """What Anthropic's client makes of a stream."""
-    snapshot, buffers = None, {}
+    snapshot: Any = None
+    buffers: dict[int, bytes] = {}
     for name, data in events:
         assert name == data["type"]
         event = EVENTS.validate_python(data)
         snapshot = accumulate_event(event=event, current_snapshot=snapshot, json_bufs=buffers)
-    assert snapshot is not None
+    assert isinstance(snapshot, Message)
     return snapshot
 
 

@@ -16,7 +16,8 @@ from helpers.replies import Served, answered, streamed, updates_of
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
 TOOLS: list[dict[str, Any]] = [{"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}]
 REPLY = (
-    "\n<think>which é</think>\nLet me see.\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Zürich</arg_value>\n"
+    "\n<think>which é</think>\nLet me see."
+    "\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Zürich</arg_value>\n"
     "</tool_call>"
 )
 EVENTS = TypeAdapter(ResponseStreamEvent)
@@ -62,7 +63,8 @@ def test_settings(served: Served) -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"), ({"input": 5}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"), ({"tool_choice": {"type": "mcp"}}, "tool_choice.type"),
-        ({"text": {"format": {"type": "grammar"}}}, "text.format.type"), ({"reasoning": {"effort": 3}}, "reasoning.effort"),
+        ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
+        ({"reasoning": {"effort": 3}}, "reasoning.effort"),
     ],
 )  # fmt: skip
 def test_refusals_name_the_field(served: Served, body: dict[str, Any], param: str) -> None:
@@ -101,5 +103,5 @@ def test_a_cut_answer_is_incomplete(served: Served) -> None:
     last = Response.model_validate(events[-1].data["response"])
     assert last.incomplete_details is not None
     assert last.incomplete_details.reason == "max_output_tokens"
-    assert last.output[-1].status == "incomplete"
+    assert events[-1].data["response"]["output"][-1]["status"] == "incomplete"
     assert "response.function_call_arguments.done" not in [event.name for event in events]

@@ -20,6 +20,7 @@ from glmforge.deploy.serve.service import Limits, ServedModel, Service
 from glmforge.errors import GlmforgeError
 from glmforge.generate.engine import Engine
 from glmforge.generate.params import SamplingParams
+from glmforge.generate.runner import WholeModel
 
 logger = logging.getLogger(__name__)
 
@@ -139,12 +140,13 @@ def _listening(host: str, port: int) -> socket.socket:
 def _banner(engine: Engine, config: ServerConfig, port: int, *, has_keys: bool) -> list[str]:
     host = "127.0.0.1" if config.host in ("0.0.0.0", "::") else config.host
     url = f"http://[{host.strip('[]')}]:{port}" if ":" in host else f"http://{host}:{port}"
-    num_parameters = sum(parameter.numel() for parameter in engine.runner.model.parameters())
+    runner = engine.runner
+    size = sum(weight.numel() for weight in runner.model.parameters()) if isinstance(runner, WholeModel) else 0
     used = psutil.Process().memory_info().rss / 2**30
     cache = engine.memory.num_tokens
     keys = "API key required" if has_keys else "no API key"
     return [
-        f"serving {config.name} ({num_parameters / 1e6:,.1f}M parameters) at {url}; {keys}",
+        f"serving {config.name} ({size / 1e6:,.1f}M parameters) at {url}; {keys}",
         f"memory: {used:.1f} GiB in use, cache for {cache:,} tokens; Ctrl-C stops",
         *([f"open {url}"] if page_routes() else []),
     ]
