@@ -1,7 +1,8 @@
 """A conversation as an API has read it, made into the prompt and the settings of an `Ask`.
 
-Calls are forced by beginning them: the prompt ends with `<tool_call>` and, if one function is named, with its name. A
-prompt that begins a call has closed the thought, so a forced call comes without one. A schema follows a thought.
+Calls are forced by beginning them: the prompt ends with `<tool_call>` and, if one function is named, with its name;
+what follows keeps to a grammar (`forced.py`), if the extra for it is installed. A prompt that begins a call has closed
+the thought, so a forced call comes without one. A schema follows a thought.
 """
 
 import re
@@ -13,6 +14,7 @@ from glmforge.data.chat.conversation import Conversation
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.generate.params import SamplingParams
 from glmforge.protocol.budget import Thinking
+from glmforge.protocol.forced import grammar_of, grammars_are_there
 from glmforge.protocol.request import Ask, Context, Fields, ReplySettings, invalid, quoted, refusing, room_for
 
 MAX_TOOLS = 1024
@@ -76,6 +78,8 @@ def ask_for(talk: Talk, params: SamplingParams, max_tokens: int | None, context:
     """
     tokenizer = context.tokenizer
     _check_tools(talk, params)
+    if talk.choice == "required" and len(talk.tools) == 1 and not talk.parallel:
+        talk = replace(talk, named=talk.tools[0].name)
     forced = talk.choice == "required"
     enabled = talk.thinking.enabled and not forced and talk.prefill is None
     limit = context.default_max_tokens if max_tokens is None else max_tokens
@@ -154,6 +158,9 @@ def _with_calls(talk: Talk, params: SamplingParams, tokenizer: Tokenizer) -> Sam
     if talk.choice == "none":
         banned = () if params.has_grammar else (tokenizer.special_id("<tool_call>"),)
         return replace(params, banned_tokens=(*params.banned_tokens, *banned))
+    if talk.choice == "required" and grammars_are_there() and not (params.banned_tokens or params.min_new_tokens):
+        grammar = grammar_of(talk.tools, talk.named, tokenizer, parallel=talk.parallel)
+        return replace(params, grammar=grammar)
     if talk.choice == "required" and talk.named is None:
         params = replace(params, first_tokens=sorted({tokenizer.encode(f"{tool.name}\n")[0] for tool in talk.tools}))
     if talk.parallel and talk.named is None:

@@ -6,7 +6,7 @@ apart, and refuses what is malformed; here every token has a place:
 
 - A thought is what `<think>` at the beginning opens, up to `</think>`. A call ends it as well.
 - A call that is malformed or cut stands in the content as it was written (`hold_calls`). Where arguments are told of
-  while they come, the call is told to have ended unwhole, its JSON lacks its end, and the rest is content.
+  while they come, such a call has no `end`, its JSON is not whole either, and the rest is content.
 - A tag that stands where it means nothing is content.
 
 White space around reasoning and content, and within calls around tags, means nothing.
@@ -35,8 +35,7 @@ class Piece(NamedTuple):
     """What has become known of a reply.
 
     Attributes:
-        kind: `call` begins one, whose name is `text`; `arguments` is more of their JSON; `end` ends it, with `text` ""
-            if it is whole, else "unwhole".
+        kind: `call` begins one, whose name is `text`; `arguments` is more of their JSON; `end` says that it is whole.
         call: the number of the call.
     """
 
@@ -221,8 +220,6 @@ class ReplyParser:
 
     def _break_off(self, rest: str = "") -> None:
         """The call is not one; what has not been told of it is content."""
-        if not self._settings.hold_calls and self._call.number >= 0:
-            self._out.append(Piece("end", "unwhole", self._call.number))
         self._state = "content"
         self._say("content", "".join(self._call.raw) + rest)
 
@@ -351,8 +348,7 @@ class Message:
                 self.calls.append((text, "", False))
             else:
                 name, arguments, _ = self.calls[-1]
-                is_end = kind == "end"
-                self.calls[-1] = (name, arguments if is_end else arguments + text, is_end and not text)
+                self.calls[-1] = (name, arguments + text, kind == "end")
 
 
 @dataclass
@@ -387,7 +383,7 @@ class Blocks:
             if kind == "call":
                 yield from self._open(Block("call", text))
             elif kind == "end":
-                self.blocks[-1].is_whole = not text
+                self.blocks[-1].is_whole = True
                 yield from self.close()
             elif kind == "arguments":
                 yield self._more(text)
