@@ -13,9 +13,10 @@ from glmforge.generate.params import SamplingParams
 from glmforge.protocol.budget import SHARES, Thinking
 from glmforge.protocol.chat import text_of
 from glmforge.protocol.openai import BlockReader, common, error, sampling, schema_of
-from glmforge.protocol.prompt import MAX_LENGTH, MAX_TOOLS, Talk, Tool, ask_for
+from glmforge.protocol.prompt import MAX_LENGTH, Talk, ask_for
 from glmforge.protocol.reply import ReplyBlock, Step
 from glmforge.protocol.request import Ask, Context, Event, Fields, invalid, quoted, refusing
+from glmforge.protocol.tools import MAX_TOOLS, Tool
 
 __all__ = ["ResponsesWriter", "error", "parse"]
 
