@@ -1,11 +1,10 @@
 """A conversation as an API has read it, made into the prompt and the settings of an `Ask`.
 
 Calls are forced by beginning them: the prompt ends with `<tool_call>` and, if one function is named, with its name;
-what follows keeps to a grammar (`forced.py`), if the extra for it is installed. A prompt that begins a call has closed
+what follows keeps to a grammar (`tools.py`), if the extra for it is installed. A prompt that begins a call has closed
 the thought, so a forced call comes without one. A schema follows a thought.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,37 +13,11 @@ from glmforge.data.chat.conversation import Conversation
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.generate.params import SamplingParams
 from glmforge.protocol.budget import Thinking
-from glmforge.protocol.forced import grammar_of, grammars_are_there
-from glmforge.protocol.request import Ask, Context, Fields, ReplySettings, invalid, quoted, refusing, room_for
+from glmforge.protocol.request import Ask, Context, ReplySettings, invalid, quoted, refusing, room_for
+from glmforge.protocol.tools import Tool, grammar_of, grammars_are_there
 
-MAX_TOOLS = 1024
 MAX_LENGTH = 2**31 - 1
 """Of a reply whose prompt is not known yet."""
-_NAME = re.compile(r"[A-Za-z0-9_.:\-]{1,128}")
-
-
-@dataclass(frozen=True)
-class Tool:
-    """A function that may be called: its name, what it is for, the JSON schema of its parameters."""
-
-    name: str
-    description: str | None
-    parameters: dict[str, Any]
-
-    @classmethod
-    def of(cls, given: Fields, parameters: str) -> "Tool":
-        """`parameters`: what the API calls them."""
-        name = given.text("name")
-        if not _NAME.fullmatch(name):
-            raise invalid(given.where("name"), f"{quoted(name)} must be 1 to 128 letters, digits or any of _ - . :")
-        schema = given.part(parameters)
-        return cls(name, given.text("description", "") or None, {} if schema is None else dict(given.get(parameters)))
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """As the chat template writes it."""
-        said = {"name": self.name} | ({"description": self.description} if self.description else {})
-        return {"type": "function", "function": said | {"parameters": self.parameters}}
 
 
 @dataclass(frozen=True)

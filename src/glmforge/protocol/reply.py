@@ -352,7 +352,7 @@ class Message:
 
 
 @dataclass
-class Block:
+class ReplyBlock:
     """A part of a reply, as APIs have it whose answers are lists of blocks; a call's `text` is its arguments."""
 
     kind: Literal["reasoning", "content", "call"]
@@ -366,22 +366,22 @@ class Step(NamedTuple):
 
     kind: Literal["open", "text", "close"]
     number: int
-    block: Block
+    block: ReplyBlock
     text: str = ""
 
 
-class Blocks:
+class ReplyBlocks:
     """A reply as blocks, one open at a time."""
 
     def __init__(self) -> None:
-        self.blocks: list[Block] = []
+        self.blocks: list[ReplyBlock] = []
         self._is_open = False
 
     def add(self, pieces: Iterable[Piece]) -> Iterator[Step]:
         """More of the reply."""
         for kind, text, _ in pieces:
             if kind == "call":
-                yield from self._open(Block("call", text))
+                yield from self._open(ReplyBlock("call", text))
             elif kind == "end":
                 self.blocks[-1].is_whole = True
                 yield from self.close()
@@ -390,7 +390,7 @@ class Blocks:
             else:
                 if not self._is_open or self.blocks[-1].kind != kind:
                     text = text.lstrip()
-                    yield from self._open(Block(kind, is_whole=True))
+                    yield from self._open(ReplyBlock(kind, is_whole=True))
                 yield self._more(text)
 
     def close(self) -> Iterator[Step]:
@@ -399,7 +399,7 @@ class Blocks:
             self._is_open = False
             yield Step("close", len(self.blocks) - 1, self.blocks[-1])
 
-    def _open(self, block: Block) -> Iterator[Step]:
+    def _open(self, block: ReplyBlock) -> Iterator[Step]:
         yield from self.close()
         self.blocks.append(block)
         self._is_open = True

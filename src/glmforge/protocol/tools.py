@@ -1,4 +1,4 @@
-"""The grammar of calls that must be made: names of functions, their required parameters, values of their types.
+"""Functions that may be called, and the grammar of calls that must be made: names, required parameters, types.
 
 The prompt has begun the call, up to `<tool_call>` or, where one function is named, up to the end of its name. Tags are
 single tokens, which llguidance writes as `<[id]>`. Parameters come in the order of the schema. Values are held to their
@@ -6,17 +6,44 @@ types and to enumerations of texts; what else a schema says is for the client to
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.protocol.reply import types_of
+from glmforge.protocol.request import Fields, invalid, quoted
 
-if TYPE_CHECKING:
-    from glmforge.protocol.prompt import Tool
+MAX_TOOLS = 1024
+_NAME = re.compile(r"[A-Za-z0-9_.:\-]{1,128}")
 
 _KEY, _TEXT = r"KEY: /[^\n]{1,200}/", r"TEXT: /(.|\n)*/"
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that may be called: its name, what it is for, the JSON schema of its parameters."""
+
+    name: str
+    description: str | None
+    parameters: dict[str, Any]
+
+    @classmethod
+    def of(cls, given: Fields, parameters: str) -> "Tool":
+        """`parameters`: what the API calls them."""
+        name = given.text("name")
+        if not _NAME.fullmatch(name):
+            raise invalid(given.where("name"), f"{quoted(name)} must be 1 to 128 letters, digits or any of _ - . :")
+        schema = given.part(parameters)
+        return cls(name, given.text("description", "") or None, {} if schema is None else dict(given.get(parameters)))
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """As the chat template writes it."""
+        said = {"name": self.name} | ({"description": self.description} if self.description else {})
+        return {"type": "function", "function": said | {"parameters": self.parameters}}
 
 
 def grammars_are_there() -> bool:
@@ -24,7 +51,7 @@ def grammars_are_there() -> bool:
     return find_spec("llguidance") is not None
 
 
-def grammar_of(tools: "Sequence[Tool]", named: str | None, tokenizer: Tokenizer, *, parallel: bool) -> str:
+def grammar_of(tools: Sequence[Tool], named: str | None, tokenizer: Tokenizer, *, parallel: bool) -> str:
     """What follows the beginning of the call. Without `parallel`, or with a name, it is one call."""
     tags = {tag: f"<[{tokenizer.special_id(f'<{tag}>')}]>" for tag in ("tool_call", "arg_key", "arg_value")}
     tags |= {f"/{tag}": f"<[{tokenizer.special_id(f'</{tag}>')}]>" for tag in ("tool_call", "arg_key", "arg_value")}

@@ -15,9 +15,9 @@ from helpers.replies import Served
 pytest.importorskip("llguidance")
 
 TOOLS = [
-    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "required": ["days", "unit"],
-        "properties": {"days": {"type": "integer"}, "note": {"type": "string"}, "unit": {"enum": ["C", "F \"x\""]}}}}}
-    for name in ("weather", "forecast")
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "required": [count, "unit"],
+        "properties": {count: {"type": "integer"}, "note": {"type": "string"}, "unit": {"enum": ["C", "F \"x\""]}}}}}
+    for name, count in (("weather", "days"), ("forecast", "hours"))
 ]  # fmt: skip
 
 
@@ -48,6 +48,7 @@ def test_forced_calls_are_whole(engine: Engine, served: Served, choice: Any) -> 
     (call,) = calls
     assert call["name"] in (("weather", "forecast") if choice == "required" else ("forecast",))
     arguments = json.loads(call["arguments"])
-    assert type(arguments["days"]) is int
+    count = "days" if call["name"] == "weather" else "hours"
+    assert type(arguments[count]) is int
     assert arguments["unit"] in ("C", 'F "x"')
-    assert set(arguments) <= {"days", "note", "unit"}
+    assert set(arguments) <= {count, "note", "unit"}
