@@ -148,6 +148,10 @@ def keep(args: argparse.Namespace, name: str, found: dict[str, Any]) -> dict[str
     return found
 
 
+def write_json_lines(file: Path, records: Sequence[Any]) -> None:
+    file.write_text("".join(json.dumps(one) + "\n" for one in records), "utf-8")
+
+
 def prepare(args: argparse.Namespace) -> None:
     """Data, and the model that adds short numbers."""
     if kept(args, "base"):
@@ -239,25 +243,12 @@ def arm(
 
 def rate(args: argparse.Namespace, model: Path) -> dict[str, Any]:
     """Held-out accuracy, greedy and sampled, and pass@8."""
-    import torch
-
-    from glmforge.generate.config import EngineConfig
-    from glmforge.generate.engine import Engine
     from glmforge.rl.held_out import wilson
-    from glmforge.rl.prompts import make_prompts, read_prompts
 
-    torch.set_num_threads(1)
-    config = EngineConfig(1 << 27, 16, max_sequences=256)
-    loaded = Engine.load(model, config, dtype=torch.float32)
-    assert loaded.tokenizer is not None, "a run has one"
-    prompts = make_prompts(
-        read_prompts([args.work / "data" / "prompts-held-out.jsonl"]), loaded.tokenizer, thinking=False
-    )
     items: dict[str, list[float]] = {}
+    file = args.work / "data" / "prompts-held-out.jsonl"
     for temperature, number in ((0.0, 1), (1.0, SAMPLES)):
-        right = answered(
-            Engine(loaded.runner, config, tokenizer=loaded.tokenizer), prompts.prompts, temperature, number
-        )
+        right = [[is_right for _, is_right in group] for group in answered(model, file, temperature, number)]
         if number == 1:
             items["greedy"] = [float(group[0]) for group in right]
         else:
@@ -267,16 +258,25 @@ def rate(args: argparse.Namespace, model: Path) -> dict[str, Any]:
     return {"items": items} | {
         name: {"share": share, "low": low, "high": high}
         for name, share in shares.items()
-        for low, high in [wilson(share, len(prompts))]
+        for low, high in [wilson(share, len(items["greedy"]))]
     }
 
 
-def answered(engine: Any, prompts: Sequence[Any], temperature: float, number: int) -> list[list[bool]]:
-    """Of each prompt's answers whether they are right."""
+def answered(model: Path, file: Path, temperature: float, number: int) -> list[list[tuple[str, bool]]]:
+    """Text of each prompt's answers, and whether they are right."""
+    import torch
+
+    from glmforge.generate.config import EngineConfig
+    from glmforge.generate.engine import Engine
     from glmforge.generate.params import SamplingParams
+    from glmforge.rl.prompts import make_prompts, read_prompts
     from glmforge.verify.reward import reward
 
+    torch.set_num_threads(1)
+    engine = Engine.load(model, EngineConfig(1 << 27, 16, max_sequences=256), dtype=torch.float32)
     words = engine.tokenizer
+    assert words is not None, "a run has one"
+    prompts = make_prompts(read_prompts([file]), words, thinking=False).prompts
     params = [
         SamplingParams(
             max_new_tokens=LONGEST,
@@ -288,14 +288,16 @@ def answered(engine: Any, prompts: Sequence[Any], temperature: float, number: in
         )
         for place in range(len(prompts))
     ]
-    found = engine.generate([list(one.ids) for one in prompts], params)
-    return [
-        [
-            sample.finished == "stop" and reward(prompt.verifier, words.decode(sample.tokens[:-1])) == 1
-            for sample in samples
-        ]
-        for prompt, samples in zip(prompts, found, strict=True)
-    ]
+    found = []
+    for prompt, samples in zip(prompts, engine.generate([list(one.ids) for one in prompts], params), strict=True):
+        texts = [words.decode(sample.tokens[: -1 if sample.finished == "stop" else None]) for sample in samples]
+        found.append(
+            [
+                (text, sample.finished == "stop" and reward(prompt.verifier, text) == 1)
+                for text, sample in zip(texts, samples, strict=True)
+            ]
+        )
+    return found
 
 
 def by_kind(found: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:

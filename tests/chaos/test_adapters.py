@@ -47,7 +47,6 @@ def base(tiny_data: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("mode", "local", "num_kills", "world_size"),
     [
         ("full", True, 2, 2),
-        ("lite", False, 2, 2),
         *(
             pytest.param(mode, local, 20, 4, marks=pytest.mark.chaos)
             for mode in ("full", "lite")

@@ -77,6 +77,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "rl try": ("{run}.yaml", None),
     "rl show": ("{run}", None),
     "rl sample": ("{run} --out {out}/verified.jsonl", None),
+    "rl select": ("{run} --out {out}/moderate.jsonl --right 1:7", None),
     "cluster bench": ("--max-bytes 1M", None),
     "cluster init": ("--hosts localhost --out {out}/cluster.yaml", None),
     "cluster setup": ("--type manual --hosts localhost --dry-run --offline --out {out}/cluster", None),
@@ -108,6 +109,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "jobs goodput": ("none --jobs-dir {out}", None),
 }
 ELSEWHERE = {
+    "serve": "it goes on until it is ended; `tests/integration/serve/test_ends.py` runs it",
     "supervise": "it goes on until a job is done; `tests/ops/integration/jobs/test_supervise.py` runs it",
     "demo": "minutes long; it is made of the commands above, and of what `test_demo.py` runs",
     "health": "its status is the machine's; `tests/ops/integration/health/test_health.py` runs it",
@@ -126,6 +128,7 @@ REFUSES = {
     "rl try": "stage: 'pretrain' has no prompts and rewards",
     "rl show": "has no answers; pass a run of stage rl",
     "rl sample": "stage: 'pretrain' has no prompts and rewards",
+    "rl select": "stage: 'pretrain' has no prompts and rewards",
     "cluster bench": "one rank cannot communicate",
     "cluster setup": "--nodes",
     "cluster dev up": "nodes 0: must be between 1 and",

@@ -35,6 +35,7 @@ from glmforge.cli import (
     model,
     report,
     rl,
+    serve,
     train,
 )
 from glmforge.cli.data import app as data
@@ -117,6 +118,7 @@ app.command("plan")(plan)
 app.command("launch")(_ops.launch)
 app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
+app.command("serve")(serve.serve)
 app.command("export")(export.export)
 app.command("fisher")(fisher.fisher)
 app.command("report")(report.report)

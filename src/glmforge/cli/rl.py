@@ -4,7 +4,8 @@ torch is imported inside the commands, so that `--help` answers at once.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -134,27 +135,78 @@ def sample(
     """
     loaded = _config_or_run(source, overrides or [])
 
+    from glmforge.recipes.rl_answers import write_conversations
+
+    with _sampling(loaded) as advance:
+        counts = write_conversations(
+            loaded, out, num_samples, keep_correct=keep_correct, overwrite=force, advance=advance
+        )
+    _print_kept(out, counts, "answers")
+
+
+@app.command()
+def select(
+    source: Annotated[str, typer.Argument(help="A run of stage rl (its newest checkpoint), RUN@STEP, or a YAML file.")],
+    out: Annotated[Path, typer.Option(help="Prompts to write, .jsonl.")],
+    right: Annotated[str, typer.Option(help="Right answers of a prompt that is kept: LEAST:MOST, or a number.")],
+    overrides: _Overrides = None,
+    num_samples: Annotated[int, typer.Option(min=1, max=4096, help="Answers to each prompt.")] = 8,
+    force: Annotated[bool, typer.Option(help="Overwrite an earlier file.")] = False,
+) -> None:
+    """Answer the prompts of a run and write those that are neither too easy nor too hard for it.
+
+    GLM-4.5's two stages: first prompts of moderate difficulty; later those that 8 answers miss and 512 do not.
+
+    Examples:
+
+        glmforge rl select rl.yaml --out moderate.jsonl --right 1:7
+
+        glmforge rl select runs/rl --out missed.jsonl --right 0
+
+        glmforge rl select runs/rl --out hard.jsonl --right 1:512 --num-samples 512 data.sources.0.path=missed.jsonl
+    """
+    num_right = _range(right, num_samples)
+    loaded = _config_or_run(source, overrides or [])
+
+    from glmforge.recipes.rl_answers import write_prompts
+
+    with _sampling(loaded) as advance:
+        counts = write_prompts(loaded, out, num_samples, num_right, overwrite=force, advance=advance)
+    _print_kept(out, counts, "prompts")
+
+
+def _range(text: str, most: int) -> range:
+    first, colon, last = text.partition(":")
+    words = (first, last if colon else first)
+    if not all(word.isascii() and word.isdigit() and len(word) < 6 for word in words):
+        raise typer.BadParameter(f"{text!r} is not LEAST:MOST, such as 1:7", param_hint="--right")
+    least, greatest = map(int, words)
+    if not least <= greatest <= most:
+        raise typer.BadParameter(f"{text} does not lie between 0 and --num-samples, {most}", param_hint="--right")
+    return range(least, greatest + 1)
+
+
+@contextmanager
+def _sampling(loaded: "RunConfig") -> Iterator[Callable[[int, int], None]]:
+    """Shows how many of the prompts are done."""
     from rich.console import Console
 
     from glmforge.observe.work_progress import work_progress
-    from glmforge.recipes.rl_answers import write_conversations
     from glmforge.runtime.launch import LaunchEnvironment
 
-    is_main = LaunchEnvironment.read().is_main
-    console = Console(stderr=True, quiet=not is_main, soft_wrap=True, markup=False, highlight=False)
+    is_quiet = not LaunchEnvironment.read().is_main
+    console = Console(stderr=True, quiet=is_quiet, soft_wrap=True, markup=False, highlight=False)
     with work_progress(f"sampling {loaded.name}", 1, console) as show:
-        counts = write_conversations(
-            loaded,
-            out,
-            num_samples,
-            keep_correct=keep_correct,
-            overwrite=force,
-            advance=lambda done, total: show(done, f"prompt {done:,} of {total:,}"),
-        )
-    if is_main:
+        yield lambda done, total: show(done, f"prompt {done:,} of {total:,}")
+
+
+def _print_kept(out: Path, counts: "Counts", what: str) -> None:
+    from glmforge.runtime.launch import LaunchEnvironment
+
+    if LaunchEnvironment.read().is_main:
         kept, total = counts.verdicts["kept"], counts.verdicts.total()
         rest = ", ".join(f"{number:,} {name}" for name, number in sorted(counts.verdicts.items()) if name != "kept")
-        typer.echo(f"{out}: {kept:,} of {total:,} answers" + (f" (left out: {rest})" if rest else ""))
+        typer.echo(f"{out}: {kept:,} of {total:,} {what}" + (f" (left out: {rest})" if rest else ""))
         typer.echo(f"{counts.tokens_per_second:,.0f} tokens/s", err=True)
 
 

@@ -37,6 +37,8 @@ class Update:
         drafts: counts those of the sample so far.
         details: what else it asks for, with the end.
         error: one line that says why it has failed, if `finished` is "error".
+        stop: the stop string or token that ended it; None if another reason did, such as a grammar that is complete.
+        num_cached: tokens of the prompt that lay in the cache when its request began.
     """
 
     request: int
@@ -48,12 +50,15 @@ class Update:
     drafts: DraftCounts = NO_DRAFTS
     details: Details | None = None
     error: str | None = None
+    stop: int | str | None = None
+    num_cached: int = 0
 
 
 @dataclass
 class Sample:
     """An answer: its tokens, its text if the engine has a tokenizer, why it ended, what the request asked for, and how
-    much of it was drafted. Where `finished` is "error", `error` says why, and the tokens are those until then."""
+    much of it was drafted. Where `finished` is "error", `error` says why, and the tokens are those until then. What was
+    cached does not make it another answer."""
 
     tokens: list[int] = field(default_factory=list)
     finished: Reason | None = None
@@ -62,6 +67,8 @@ class Sample:
     drafts: DraftCounts = NO_DRAFTS
     details: Details | None = None
     error: str | None = None
+    stop: int | str | None = None
+    num_cached: int = field(default=0, compare=False)
 
     def add(self, update: Update) -> None:
         """Take up what an update of this sample says."""
@@ -71,4 +78,4 @@ class Sample:
             self.logprobs.append(update.logprob)
         self.text += update.text
         self.finished, self.drafts, self.details = update.finished, update.drafts, update.details
-        self.error = update.error
+        self.error, self.stop, self.num_cached = update.error, update.stop, update.num_cached

@@ -8,6 +8,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
 
 from glmforge.generate.admission import QueueFullError, refuse_full
 from glmforge.generate.answer import Update
@@ -17,13 +20,74 @@ from glmforge.generate.params import GREEDY, SamplingParams
 from glmforge.generate.prompts import Prompt
 
 
+class UnreadError(Exception):
+    """The reader of an answer is too far behind the engine."""
+
+
+class Answer:
+    """What is read of requests that belong together, as a context: leaving it cancels those that have not ended.
+
+    Args:
+        priority: of the requests; lower ones go first.
+        max_unread: so many updates may wait to be read, before the requests are cancelled with `UnreadError`.
+    """
+
+    def __init__(self, engine: "AsyncEngine", priority: int = 0, max_unread: int | None = None) -> None:
+        self.priority = priority
+        self._engine, self._max_unread = engine, max_unread
+        self._updates: asyncio.Queue[Update | Exception] = asyncio.Queue()
+        self._first_samples: dict[int, int] = {}
+        self._num_open: dict[int, int] = {}
+
+    async def ask(self, prompt: Prompt, params: SamplingParams, *, first_sample: int = 0, wait: bool = False) -> None:
+        """Queue a request, whose samples are numbered from `first_sample` on; errors as `AsyncEngine.stream`."""
+        number = await self._engine.queue(self, prompt, params, wait=wait)
+        self._first_samples[number], self._num_open[number] = first_sample, params.num_samples
+
+    async def read(self) -> Update | None:
+        """The next update; None behind the last one. Raises what a step has raised, and `UnreadError`."""
+        if not self._num_open:
+            return None
+        update = await self._updates.get()
+        if isinstance(update, Exception):
+            raise update
+        if update.finished is not None:
+            self._num_open[update.request] -= 1
+            if not self._num_open[update.request]:
+                self._engine.leave(update.request, is_open=False)
+                del self._num_open[update.request]
+        first = self._first_samples[update.request]
+        return replace(update, sample=first + update.sample) if first else update
+
+    def put(self, update: Update | Exception) -> None:
+        """Have it read, or an error where too much is unread."""
+        if isinstance(update, Update) and self._updates.qsize() == self._max_unread:
+            self.leave()
+            self._updates = asyncio.Queue()
+            update = UnreadError(f"{self._max_unread:,} updates of an answer were not read")
+        self._updates.put_nowait(update)
+
+    def leave(self) -> None:
+        """No more is read: what is left is cancelled before the next step."""
+        for number in self._num_open:
+            self._engine.leave(number, is_open=True)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.leave()
+
+
 class AsyncEngine:
-    """Streams of `engine`, which must not be stepped elsewhere meanwhile. For one event loop."""
+    """Answers of `engine`, which must not be stepped elsewhere meanwhile. For one event loop."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._between_steps = asyncio.Lock()
-        self._readers: dict[int, asyncio.Queue[Update | Exception]] = {}
+        self._readers: dict[int, Answer] = {}
         self._left: list[int] = []
         self._num_preparing = 0
         self._turns = asyncio.Lock()
@@ -48,42 +112,42 @@ class AsyncEngine:
             RequestError: it can never be served.
             QueueFullError: the queue is full; before the first update, if at all.
         """
+        async with Answer(self) as answer:
+            await answer.ask(prompt, params, wait=wait)
+            while (update := await answer.read()) is not None:
+                yield update
+
+    async def queue(self, answer: Answer, prompt: Prompt, params: SamplingParams, *, wait: bool) -> int:
+        """Queue a request whose updates `answer` is given; its number."""
         if not wait:
             refuse_full(self.engine.scheduler, self.engine.config, num_preparing=self._num_preparing)
         self._num_preparing += 1
         try:
             loop = asyncio.get_running_loop()
             prepared = await loop.run_in_executor(self._preparing, self.engine.prepare, prompt, params)
-            number, reader = await self._queue(prepared, wait=wait)
+            return await self._queue(answer, prepared, wait=wait)
         finally:
             self._num_preparing -= 1
-        num_open = params.num_samples
-        try:
-            while num_open:
-                update = await reader.get()
-                if isinstance(update, Exception):
-                    raise update
-                num_open -= update.finished is not None
-                yield update
-        finally:
-            del self._readers[number]
-            if num_open:
-                self._left.append(number)
 
-    async def _queue(self, prepared: Prepared, *, wait: bool) -> "tuple[int, asyncio.Queue[Update | Exception]]":
-        """The number of the request, and what its updates are read from."""
+    def leave(self, number: int, *, is_open: bool) -> None:
+        """Nobody reads of this request any more; it is cancelled before the next step if it has not ended."""
+        if self._readers.pop(number, None) is not None and is_open:
+            self._left.append(number)
+
+    async def _queue(self, answer: Answer, prepared: Prepared, *, wait: bool) -> int:
+        """Queue it as soon as no step runs and there is room."""
         async with self._turns if wait else nullcontext():
             while True:
                 async with self._between_steps:
                     try:
-                        number = self.engine.queue(prepared, has_place=not wait)
+                        number = self.engine.queue(prepared, has_place=not wait, priority=answer.priority)
                     except QueueFullError:
                         if not wait:
                             raise
                     else:
-                        reader = self._readers[number] = asyncio.Queue()
+                        self._readers[number] = answer
                         self._go_on()
-                        return number, reader
+                        return number
                 self._go_on()
                 self._stepped.clear()
                 await self._stepped.wait()
@@ -109,9 +173,11 @@ class AsyncEngine:
                     self._stepped.set()
             for update in updates:
                 if update.request in self._readers:
-                    self._readers[update.request].put_nowait(update)
+                    self._readers[update.request].put(update)
 
     def _fail(self, error: Exception) -> None:
-        for number, reader in self._readers.items():
+        for number in (*self._left, *self._readers):
             self.engine.cancel(number)
-            reader.put_nowait(error)
+        self._left.clear()
+        for answer in set(self._readers.values()):
+            answer.put(error)

@@ -153,10 +153,11 @@ class Engine:
         )
         return Prepared(tuple(ids), params, self.following.compile(params))
 
-    def queue(self, prepared: Prepared, *, has_place: bool = False) -> int:
+    def queue(self, prepared: Prepared, *, has_place: bool = False, priority: int = 0) -> int:
         """Queue a request that is prepared, once; its number. Raises `QueueFullError`, and may be called again then.
 
-        With `has_place` it was counted in the queue before it was prepared: samples of others may have come since.
+        Lower priorities go first. With `has_place` it was counted in the queue before it was prepared: samples of
+        others may have come since.
         """
         refuse = refuse_tokens if has_place else refuse_full
         refuse(self.scheduler, self.config, len(prepared.prompt))
@@ -164,7 +165,7 @@ class Engine:
         seed = int(fold(torch.tensor(self.config.seed), number)) if params.seed is None else params.seed
         self._num_requests += 1
         self.following.add(number, prepared.grammar)
-        self.samples.add(Request(number, prepared.prompt, params, seed))
+        self.samples.add(Request(number, prepared.prompt, params, seed, priority))
         self.metrics.asked(number)
         return number
 
@@ -206,6 +207,8 @@ class Engine:
         tokens = step_tokens(steps, self.config.page_size, self.runner.device)
         logits_LV = self.runner.run(tokens)
         computed, rows = computed_by(steps), logits_rows(steps)
+        scored = [sequence for sequence in rows if sequence.request.params.max_new_tokens == 0]
+        rows = {sequence: row for sequence, row in rows.items() if sequence not in scored}
         score_prompts(steps, logits_LV)
         if tokens.wants_experts:
             assert self.runner.experts_TMK is not None, "the runner was asked to record them"
@@ -223,6 +226,9 @@ class Engine:
                 self._fail(number, f"its settings cannot be applied: {one_line(reason)}")
             return
         self.scheduler.advance(steps)
+        for sequence in scored:
+            self.metrics.cancelled(sequence.request.number)  # no first token is waited for
+            self._tell(sequence, "length", "")
         self.samples.fork(computed, siblings)
         try:
             for sequence, choices in chosen.items():
@@ -356,6 +362,8 @@ class Engine:
                 None if chosen is None else chosen.logprob,
                 sequence.draft_counts,
                 None if reason is None else Details.of(sequence),
+                stop=sequence.stopped_by,
+                num_cached=sequence.num_found or 0,
             )
         )
 

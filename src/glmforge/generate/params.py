@@ -31,7 +31,8 @@ class SamplingParams:
     out, temperature, min-p, top-k, top-p. Each of the last three looks at what the ones before it have left.
 
     Attributes:
-        max_new_tokens: at most this many are generated, for each sample.
+        max_new_tokens: at most this many are generated, for each sample; 0 computes the prompt alone, for its
+            log-probabilities.
         min_new_tokens: no stop token is chosen and no stop string ends an answer before it has this many.
         temperature: logits are divided by it; 0 takes the likeliest token. Numbers are at most 1e9.
         top_p: the smallest set of tokens whose probability reaches it is kept.
@@ -113,6 +114,8 @@ class SamplingParams:
             raise RequestError(
                 f"min_new_tokens: {self.min_new_tokens:,} is more than max_new_tokens, {self.max_new_tokens:,}"
             )
+        if self.max_new_tokens == 0 and (self.num_samples > 1 or self.has_grammar):
+            raise RequestError("max_new_tokens: 0 scores the prompt alone, without samples or a grammar; raise it")
         self._check_grammar()
         texts = [("grammar", self.grammar), ("json_schema", self.json_schema), *(("stop", text) for text in self.stop)]
         for name, text in texts:
@@ -177,7 +180,7 @@ _NUMBER = _Limit(
 _TOKEN = _Limit(int, lambda token: 0 <= token < 2**31, "a token id, 0 or more")
 _YES_OR_NO = _Limit(bool, lambda value: True, "")
 _LIMITS = {
-    "max_new_tokens": _Limit(int, lambda number: 1 <= number < 2**31, "1 or more, and less than 2**31"),
+    "max_new_tokens": _Limit(int, lambda number: 0 <= number < 2**31, "0 or more, and less than 2**31"),
     "min_new_tokens": _Limit(int, lambda number: 0 <= number < 2**31, "0 or more, and less than 2**31"),
     "temperature": _Limit(
         float,

@@ -4,9 +4,10 @@ A step has room for `max_step_tokens` tokens. Sequences that decode come first, 
 them up; what room is left goes to prompts in the order of arrival, a piece at a time (chunked prefill: Agrawal et al.,
 2023, arXiv 2308.16369). A sequence that waits is admitted when there are pages for all that it has to compute.
 
-When pages run out, the sequence that came last gives its pages back and waits for its turn again; its tokens stay, and
-what the prefix tree does not keep of them is computed again. So the one that came first always gets on: it fits alone,
-or it would have been refused.
+A lower priority is admitted and served first; within one the order of arrival decides. A sequence that runs is not
+stopped for one that waits. When pages run out, the last one in this order gives its pages back and waits for its turn
+again; its tokens stay, and what the prefix tree does not keep of them is computed again. So the first one always gets
+on: it fits alone, or it would have been refused.
 
 A sequence whose grammar has not said yet what may come next is passed over, be it waiting or running. After many such
 steps it gives its pages back where others could run in its place.
@@ -54,7 +55,7 @@ class Scheduler:
     """Sequences that wait and those that have pages.
 
     Attributes:
-        waiting, running: in the order of arrival.
+        waiting, running: by priority, and in the order of arrival.
         num_preempted: how often one had to give its pages back.
         on_admit: called with a sequence that runs from now on.
     """
@@ -164,6 +165,8 @@ class Scheduler:
                 return None
         self.waiting.remove(sequence)
         self.join(sequence)
+        if sequence.num_found is None:
+            sequence.num_found = min(sequence.num_cached, len(sequence.request.prompt))
         self.memory.grow(sequence, len(sequence.tokens))
         self.on_admit(sequence)
         return sequence

@@ -23,12 +23,13 @@ Reason = Literal["length", "stop", "cancelled", "error"]
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and its parameters; `number` is its place in the order of arrival."""
+    """A prompt and its parameters; `number` is its place in the order of arrival, lower `priority` goes first."""
 
     number: int
     prompt: tuple[int, ...]
     params: SamplingParams
     seed: int = 0
+    priority: int = 0
 
     @functools.cached_property
     def prompt_ids(self) -> Tensor:
@@ -63,6 +64,8 @@ class Sequence:
             learn more of them.
         finished: why, if it is.
         text, grammar: where the answer is; None where the engine has no tokenizer, or the request no grammar.
+        stopped_by: the stop string or token that ended it, if one did.
+        num_found: tokens of the prompt that lay in the cache when it first began; None before.
         num_held: this many steps have gone by without it, since its grammar has not said what may come next.
         prompt_logprobs: of the prompt's tokens from the second on, as far as they are known and requested.
         experts_TMK: int16, what the first `num_recorded` tokens chose in each of M MoE layers, under the weights that
@@ -80,6 +83,8 @@ class Sequence:
     finished: Reason | None = None
     text: TextStream | None = None
     grammar: SampleGrammar | None = None
+    stopped_by: int | str | None = None
+    num_found: int | None = None
     num_held: int = 0
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     experts_TMK: Tensor | None = None
@@ -88,9 +93,9 @@ class Sequence:
     draft_counts: DraftCounts = NO_DRAFTS
 
     @property
-    def order(self) -> tuple[int, int]:
-        """Who comes first is served first."""
-        return self.request.number, self.sample
+    def order(self) -> tuple[int, int, int]:
+        """Who comes first is served first, within one priority."""
+        return self.request.priority, self.request.number, self.sample
 
     @property
     def answer(self) -> list[int]:
@@ -172,17 +177,19 @@ class Sequence:
         number = len(self.tokens) - len(self.request.prompt)
         may_stop = number >= params.min_new_tokens
         if token in params.stop_ids and may_stop:
+            self.stopped_by = token
             return self.finish_text(), "stop"
         text = "" if self.text is None else self.text.add(token, may_stop=may_stop)
         if self.text is not None and self.text.stopped:
+            self.stopped_by = self.text.stopped_by
             return text + self.finish_text(), "stop"
         if number == params.max_new_tokens and self.grammar is None:
             return text + self.finish_text(), "length"
         return text, None
 
     def take_record(self, first: "Sequence") -> None:
-        """Take the prompt's log-probabilities from another sample of the request."""
-        self.prompt_logprobs = list(first.prompt_logprobs)
+        """Take from another sample of the request what is known of the prompt."""
+        self.prompt_logprobs, self.num_found = list(first.prompt_logprobs), first.num_found
         if first.experts_TMK is not None:
             self.experts_TMK, self.num_recorded = first.experts_TMK.clone(), first.num_recorded
 

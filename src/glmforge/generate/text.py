@@ -18,7 +18,7 @@ class TextStream:
 
     Attributes:
         text: all that has been handed out.
-        stopped: whether a stop string was found; the text ends before it.
+        stopped_by: the stop string that was found; the text ends before it.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
@@ -26,11 +26,15 @@ class TextStream:
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._held_back = ""
         self._parts: list[str] = []
-        self.stopped = False
+        self.stopped_by: str | None = None
 
     @property
     def text(self) -> str:
         return "".join(self._parts)
+
+    @property
+    def stopped(self) -> bool:
+        return self.stopped_by is not None
 
     def add(self, token: int, *, may_stop: bool = True) -> str:
         """The text that is certain now. Unless it `may_stop`, stop strings that end with this token do not count."""
@@ -50,10 +54,10 @@ class TextStream:
 
     def _cut(self) -> None:
         """Drop the first stop string and what follows it."""
-        places = [place for string in self._stop if (place := self._held_back.find(string)) >= 0]
+        places = [(place, string) for string in self._stop if (place := self._held_back.find(string)) >= 0]
         if places:
-            self.stopped = True
-            self._held_back = self._held_back[: min(places)]
+            place, self.stopped_by = min(places)
+            self._held_back = self._held_back[:place]
 
     def _num_uncertain(self) -> int:
         """Characters at the end that a stop string may begin with."""

@@ -1,7 +1,8 @@
 """Answers of a policy, sampled and rewarded as in a run of stage rl, but not trained on.
 
 `try_out` shows before a run what its rewards make of the first answers. `write_conversations` keeps answers for
-supervised fine-tuning: with those alone that all verifiers accept, this is rejection sampling.
+supervised fine-tuning: with those alone that all verifiers accept, this is rejection sampling. `write_prompts` keeps
+prompts of a difficulty, for a curriculum.
 """
 
 import json
@@ -88,6 +89,14 @@ class AnsweringPolicy:
             for number, some in by_group(answers).items()
         ]
 
+    def ask_all(self, advance: Callable[[int, int], None]) -> Iterator[Group]:
+        """The answers to every prompt; `advance` is called with how many are done, and how many there are."""
+        total = len(self.recipe.prompts)
+        at_once = self.recipe.settings.rollout.max_sequences * LaunchEnvironment.read().world_size
+        for first in range(0, total, at_once):
+            yield from self.ask(range(first, min(first + at_once, total)))
+            advance(min(first + at_once, total), total)
+
 
 def try_out(config: RunConfig, num_prompts: int, num_samples: int) -> tuple[list[Group], Counts]:
     """The first prompts of a run, answered with its initial weights. Writes nothing. Collective."""
@@ -112,17 +121,45 @@ def write_conversations(
     file is then not written.
     """
     refuse_unwritable(out, overwrite)
-    with opened(config, num_samples) as policy:
-        total, counts = len(policy.recipe.prompts), policy.counts
-        at_once = policy.recipe.settings.rollout.max_sequences * LaunchEnvironment.read().world_size
-        with _written_by_main(out, policy.is_main) as write:
-            for first in range(0, total, at_once):
-                for group in policy.ask(range(first, min(first + at_once, total))):
-                    write(_conversations(group, policy.recipe, counts.verdicts, keep_correct))
-                advance(min(first + at_once, total), total)
-            if not counts.verdicts["kept"]:
-                raise GlmforgeError(f"{out}: not written: none of the answers was kept ({_reasons(counts.verdicts)})")
+    with opened(config, num_samples) as policy, _written_by_main(out, policy.is_main) as write:
+        counts = policy.counts
+        for group in policy.ask_all(advance):
+            write(_conversations(group, policy.recipe, counts.verdicts, keep_correct))
+        if not counts.verdicts["kept"]:
+            raise GlmforgeError(f"{out}: not written: none of the answers was kept ({_reasons(counts.verdicts)})")
     return counts
+
+
+def write_prompts(
+    config: RunConfig,
+    out: Path,
+    num_samples: int,
+    num_right: range,
+    *,
+    overwrite: bool = False,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> Counts:
+    """Answer every prompt of a run, and write those whose number of right answers lies in `num_right`. Collective.
+
+    Records without a `difficulty` get the share of wrong answers as theirs. A prompt whose verifier failed for an
+    answer is left out. `verdicts` counts prompts. Raises `GlmforgeError` if none are left: the file is then not
+    written.
+    """
+    refuse_unwritable(out, overwrite)
+    with opened(config, num_samples) as policy, _written_by_main(out, policy.is_main) as write:
+        verdicts = policy.counts.verdicts
+        for group in policy.ask_all(advance):
+            right = sum(map(policy.recipe.is_right, group.answers))
+            if any(one.failed for one in group.answers):
+                verdicts["failed"] += 1
+            elif right in num_right:
+                verdicts["kept"] += 1
+                write(iter([{"difficulty": 1 - right / num_samples} | group.prompt.record()]))
+            else:
+                verdicts["too hard" if right < num_right.start else "too easy"] += 1
+        if not verdicts["kept"]:
+            raise GlmforgeError(f"{out}: not written: none of the prompts was kept ({_reasons(verdicts)})")
+        return policy.counts
 
 
 @contextmanager

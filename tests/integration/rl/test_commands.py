@@ -101,3 +101,29 @@ def test_only_correct_answers_are_kept(run: Path, tmp_path: Path) -> None:
     assert 0 < len(right) < len(everything)
     assert right == [one for one in everything if one["reward"] > 0]
     assert f"{len(everything) - len(right)} wrong" in told
+
+
+def test_prompts_are_selected_by_how_many_answers_are_right(run: Path, tmp_path: Path) -> None:
+    terms = "rl.rewards.terms=[{kind: python, function: 'helpers.rl_runs:says_e', weight: 1}]"
+    options = ["rl", "select", f"{run}@1", "--num-samples", 4, "rl.rollout.max_new_tokens=3", terms, "--right"]
+    told = output(*options, "0:1", "--out", tmp_path / "hard.jsonl")
+    output(*options, "2:4", "--out", tmp_path / "easy.jsonl")
+    hard, easy = (
+        {one["id"]: one for one in map(json.loads, (tmp_path / f"{name}.jsonl").read_text().splitlines())}
+        for name in ("hard", "easy")
+    )
+    assert f"{len(hard)} of 12 prompts (left out: {len(easy)} too easy)" in told
+    assert hard.keys().isdisjoint(easy)
+    assert len(hard) + len(easy) == 12
+    assert {one["difficulty"] for one in hard.values()} <= {0.75, 1.0}
+    assert {one["difficulty"] for one in easy.values()} <= {0.0, 0.25, 0.5}
+    tried = output("rl", "try", f"{run}.yaml", f"data.sources.0.path={tmp_path}/hard.jsonl", "--num-prompts", 12)
+    assert f"answers to {len(hard)} prompts" in tried
+
+
+@pytest.mark.parametrize("right", ["two", "3:1", "0:9", "-1", "1:2:3", ""])
+def test_a_range_that_is_none(right: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["rl", "select", "rl.yaml", "--out", str(tmp_path / "a"), f"--right={right}"])
+    assert result.exit_code == 2
+    assert result.output.count("\n") == 1
+    assert "--right" in result.output

@@ -115,6 +115,7 @@ def test_a_save_sends_nothing(whole: tuple[RunConfig, list[Save]], hosts: Hosts)
     assert list_checkpoints(config.output_dir / "checkpoints") == []
 
 
+@pytest.mark.chaos
 def test_a_cut_link_ends_the_run_and_it_goes_on_to_the_bit(
     make_run: MakeRun, whole: tuple[RunConfig, list[Save]], hosts: Hosts
 ) -> None:

@@ -10,7 +10,8 @@ from glmforge.generate.params import RequestError, SamplingParams
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"max_new_tokens": 0}, "max_new_tokens: 0 is not 1 or more"),
+        ({"max_new_tokens": -1}, "max_new_tokens: -1 is not 0 or more"),
+        ({"max_new_tokens": 0, "num_samples": 2}, "max_new_tokens: 0 scores the prompt alone"),
         ({"max_new_tokens": 2.5}, "max_new_tokens: 2.5 is not a whole number"),
         ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens: 9 is more than max_new_tokens, 8"),
         ({"temperature": -0.1}, "temperature: -0.1 is not 0"),

@@ -40,6 +40,7 @@ def render(
     add_generation_prompt: bool = False,
     thinking: bool = True,
     template: str = CHAT_TEMPLATE,
+    clear_thinking: bool = True,
 ) -> str:
     """The prompt of a conversation, as text.
 
@@ -55,11 +56,12 @@ def render(
         add_generation_prompt: end with the opening of the assistant's next turn.
         thinking: False asks for an answer without reasoning.
         template: another Jinja template with the same inputs.
+        clear_thinking: False keeps the reasoning of turns before the last user message, too, if the template can.
 
     Raises:
         DataError: a role, a content or a tool call that the format has no place for.
     """
-    return _render(_normalized(messages, tools), tools, add_generation_prompt, thinking, template)
+    return _render(_normalized(messages, tools), tools, add_generation_prompt, thinking, template, clear_thinking)
 
 
 def render_parts(
@@ -69,6 +71,7 @@ def render_parts(
     thinking: bool = True,
     template: str = CHAT_TEMPLATE,
     *,
+    clear_thinking: bool = True,
     control_tokens: Sequence[str],
 ) -> list[str]:
     """What `render` gives, as text and control token in turn; beginning and ending with a text, which may be empty.
@@ -83,7 +86,7 @@ def render_parts(
     marks = ContentMarks(control_tokens, [normalized, tools])
     try:
         marked = [_marked(message, marks) for message in normalized]
-        rendered = _render(marked, marks.add(tools), add_generation_prompt, thinking, template)
+        rendered = _render(marked, marks.add(tools), add_generation_prompt, thinking, template, clear_thinking)
     except RecursionError as error:
         raise DataError(f"conversation of {len(normalized)} messages: nested too deeply") from error
     return marks.split(rendered)
@@ -100,7 +103,12 @@ def _marked(message: dict[str, Any], marks: ContentMarks) -> dict[str, Any]:
 
 
 def _render(
-    messages: list[dict[str, Any]], tools: Any, add_generation_prompt: bool, thinking: bool, template: str
+    messages: list[dict[str, Any]],
+    tools: Any,
+    add_generation_prompt: bool,
+    thinking: bool,
+    template: str,
+    clear_thinking: bool,
 ) -> str:
     try:
         with budget_for(messages, tools):
@@ -109,6 +117,7 @@ def _render(
                 tools=list(tools) if tools else None,
                 add_generation_prompt=add_generation_prompt,
                 enable_thinking=thinking,
+                clear_thinking=clear_thinking,
             )
     except SecurityError as error:
         raise DataError(

@@ -190,6 +190,8 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = False,
         thinking: bool = True,
+        *,
+        clear_thinking: bool = True,
     ) -> list[int]:
         """Ids of a conversation, rendered with the tokenizer's chat template; see `chat_template.template.render`.
 
@@ -202,6 +204,7 @@ class Tokenizer:
             add_generation_prompt,
             thinking,
             template=self.chat_template,
+            clear_thinking=clear_thinking,
             control_tokens=tuple(self._control_ids),
         )
         ids: list[int] = []

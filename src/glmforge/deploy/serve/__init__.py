@@ -1,0 +1,1 @@
+"""A model behind HTTP: routes, requests on the engine, access, metrics, start and end."""

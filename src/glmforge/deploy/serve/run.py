@@ -1,0 +1,152 @@
+"""A server from its start to its end: address, banner, and the answers that run when it is told to stop."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+import psutil
+import uvicorn
+
+from glmforge.deploy.serve.access import LOOPBACK, Access, is_loopback, read_keys
+from glmforge.deploy.serve.app import make_app
+from glmforge.deploy.serve.page import page_routes
+from glmforge.deploy.serve.service import Limits, ServedModel, Service
+from glmforge.errors import GlmforgeError
+from glmforge.generate.engine import Engine
+from glmforge.generate.params import SamplingParams
+from glmforge.generate.runner import WholeModel
+
+logger = logging.getLogger(__name__)
+
+_BACKLOG = 1024
+DEFAULT_MAX_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """How a server is reached and ended.
+
+    Attributes:
+        host, port: where it listens; port 0 takes a free one.
+        name: of the model, as requests call it.
+        key_file: API keys, besides those of the environment (see `access.read_keys`).
+        allow_public: listen beyond this machine without a key.
+        hosts: further names that it may be asked by.
+        origins: of web pages that may ask it.
+        requests_per_minute: of each key.
+        drain_seconds: for answers that run when it is told to stop.
+    """
+
+    name: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    key_file: Path | None = None
+    allow_public: bool = False
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    requests_per_minute: int | None = None
+    drain_seconds: float = 30.0
+    limits: Limits = field(default_factory=Limits)
+
+    def check(self) -> list[str]:
+        """The API keys. Raises `GlmforgeError` where none are given but others could reach the server."""
+        keys = read_keys(self.key_file)
+        if not (keys or self.allow_public or is_loopback(self.host)):
+            raise GlmforgeError(
+                f"host: {self.host} can be reached from other machines; pass --api-key-file (or set "
+                "GLMFORGE_API_KEYS), or --public to serve anyone"
+            )
+        return keys
+
+
+def serve(engine: Engine, config: ServerConfig, say: Callable[[str], None] = print) -> None:
+    """Serve until a signal ends it. `say` is called with the lines of the banner.
+
+    The first SIGTERM or SIGINT refuses new requests and waits for those that run; a second one ends at once.
+
+    Raises:
+        GlmforgeError: no tokenizer, no such address, or beyond this machine without a key.
+    """
+    if engine.tokenizer is None:
+        raise GlmforgeError(f"{config.name}: has no tokenizer; pass a run, a checkpoint or an export, or --tokenizer")
+    keys = config.check()
+    hosts = None if (keys or config.allow_public) and not config.hosts else (*LOOPBACK, config.host, *config.hosts)
+    longest = min(engine.runner.config.max_position_embeddings, engine.memory.num_tokens)
+    model = ServedModel(engine.tokenizer, (config.name,), longest, max(1, min(DEFAULT_MAX_TOKENS, longest // 2)))
+    service = Service(engine, config.limits)
+    app = make_app(service, model, Access(keys, hosts, config.origins, config.requests_per_minute))
+    with _listening(config.host, config.port) as listener:
+        engine.generate([[engine.tokenizer.end_of_text_id]], SamplingParams(max_new_tokens=1))  # what is made lazily
+        uvicorn_config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            ws="none",
+            timeout_keep_alive=30,
+            backlog=_BACKLOG,
+        )
+        server = _Server(uvicorn_config, service, config.drain_seconds)
+        for line in _banner(engine, config, listener.getsockname()[1], has_keys=bool(keys)):
+            say(line)
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # it logs what clients do wrong as warnings
+        asyncio.run(server.serve(sockets=[listener]))
+
+
+class _Server(uvicorn.Server):
+    """Ends as `serve` says, and with exit status 0."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, drain_seconds: float) -> None:
+        super().__init__(config)
+        self._service, self._drain_seconds = service, drain_seconds
+        self._draining: asyncio.Task[None] | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._service.is_draining:
+            os._exit(128 + sig)  # whatever is under way
+        self._service.is_draining = True
+        asyncio.get_running_loop().call_soon_threadsafe(self._begin_draining, signal.Signals(sig).name)
+
+    def _begin_draining(self, name: str) -> None:
+        running = self._service.num_running
+        if running:
+            logger.info("%s: waiting up to %g s for %d running requests", name, self._drain_seconds, running)
+        self._draining = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        await self._service.drain(self._drain_seconds)
+        self.should_exit = True
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except (OSError, UnicodeError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise GlmforgeError(f"cannot listen on {host}:{port}: {reason}; pass another --host or --port") from None
+    return listener
+
+
+def _banner(engine: Engine, config: ServerConfig, port: int, *, has_keys: bool) -> list[str]:
+    host = "127.0.0.1" if config.host in ("0.0.0.0", "::") else config.host
+    url = f"http://[{host.strip('[]')}]:{port}" if ":" in host else f"http://{host}:{port}"
+    runner = engine.runner
+    size = sum(weight.numel() for weight in runner.model.parameters()) if isinstance(runner, WholeModel) else 0
+    used = psutil.Process().memory_info().rss / 2**30
+    cache = engine.memory.num_tokens
+    keys = "API key required" if has_keys else "no API key"
+    return [
+        f"serving {config.name} ({size / 1e6:,.1f}M parameters) at {url}; {keys}",
+        f"memory: {used:.1f} GiB in use, cache for {cache:,} tokens; Ctrl-C stops",
+        *([f"open {url}"] if page_routes() else []),
+    ]

@@ -1,0 +1,162 @@
+"""A conversation as an API has read it, made into the prompt and the settings of an `Ask`.
+
+Calls are forced by beginning them: the prompt ends with `<tool_call>` and, if one function is named, with its name. A
+prompt that begins a call has closed the thought, so a forced call comes without one. A schema follows a thought.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from glmforge.data.chat.conversation import Conversation
+from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.generate.params import SamplingParams
+from glmforge.protocol.budget import Thinking
+from glmforge.protocol.request import Ask, Context, Fields, ReplySettings, invalid, quoted, refusing, room_for
+
+MAX_TOOLS = 1024
+MAX_LENGTH = 2**31 - 1
+"""Of a reply whose prompt is not known yet."""
+_NAME = re.compile(r"[A-Za-z0-9_.:\-]{1,128}")
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that may be called: its name, what it is for, the JSON schema of its parameters."""
+
+    name: str
+    description: str | None
+    parameters: dict[str, Any]
+
+    @classmethod
+    def of(cls, given: Fields, parameters: str) -> "Tool":
+        """`parameters`: what the API calls them."""
+        name = given.text("name")
+        if not _NAME.fullmatch(name):
+            raise invalid(given.where("name"), f"{quoted(name)} must be 1 to 128 letters, digits or any of _ - . :")
+        schema = given.part(parameters)
+        return cls(name, given.text("description", "") or None, {} if schema is None else dict(given.get(parameters)))
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """As the chat template writes it."""
+        said = {"name": self.name} | ({"description": self.description} if self.description else {})
+        return {"type": "function", "function": said | {"parameters": self.parameters}}
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A conversation whose next turn is asked for.
+
+    Attributes:
+        messages: as OpenAI has them; see `Conversation`.
+        choice: `auto`, `none`, `required`.
+        named: the function that must be called, if one is.
+        parallel: whether one reply may have several calls.
+        prefill: the beginning of the reply, which goes on behind it.
+        hold_calls: as `ReplySettings`.
+    """
+
+    messages: Sequence[dict[str, Any]]
+    tools: Sequence[Tool] = ()
+    choice: str = "auto"
+    named: str | None = None
+    parallel: bool = True
+    thinking: Thinking = field(default_factory=Thinking)
+    prefill: str | None = None
+    hold_calls: bool = True
+
+
+def ask_for(talk: Talk, params: SamplingParams, max_tokens: int | None, context: Context) -> Ask:
+    """The prompt of a conversation and how its reply is read.
+
+    Raises:
+        ApiError: messages or tools that cannot be, or together do not fit into the context.
+    """
+    tokenizer = context.tokenizer
+    _check_tools(talk, params)
+    forced = talk.choice == "required"
+    enabled = talk.thinking.enabled and not forced and talk.prefill is None
+    limit = context.default_max_tokens if max_tokens is None else max_tokens
+    budget = replace(talk.thinking, enabled=enabled).budget_of(limit)
+    ids = rendered(talk, context, thinking=budget != 0)
+    opened: list[int] = []
+    in_thought = budget != 0 and (budget is not None or bool(params.stop) or params.has_grammar)
+    if in_thought:  # by the prompt, so that it is certain where it ends
+        opened = [*tokenizer.encode("\n"), tokenizer.special_id("<think>")]
+    elif forced:
+        opened = [*tokenizer.encode("\n"), tokenizer.special_id("<tool_call>")]
+        opened += tokenizer.encode(f"{talk.named}\n") if talk.named else []
+    elif talk.prefill is not None:
+        opened = tokenizer.encode("\n" + talk.prefill.rstrip())
+    prompt = (*ids, *opened)
+    room = room_for(prompt, max_tokens, context)
+    params = replace(params, max_new_tokens=room, min_new_tokens=min(params.min_new_tokens, room))
+    reply = ReplySettings(
+        in_thought=in_thought,
+        in_content=talk.prefill is not None,
+        prefix=tuple(opened) if forced else (),
+        tools={} if talk.choice == "none" else {tool.name: tool.parameters for tool in talk.tools},
+        stop=tuple(params.stop),
+        min_new_tokens=params.min_new_tokens,
+        hold_calls=talk.hold_calls,
+    )
+    return Ask(
+        prompt,
+        _with_calls(talk, params, tokenizer),
+        reply=reply,
+        reasoning_budget=min(room, room if budget is None else budget) if in_thought else None,
+    )
+
+
+def rendered(talk: Talk, context: Context, *, thinking: bool) -> list[int]:
+    """Ids of a conversation up to where the reply begins. Raises `ApiError`."""
+    tokenizer = context.tokenizer
+    if not talk.thinking.clear and "clear_thinking" not in tokenizer.chat_template:
+        raise invalid("clear_thinking", "false is not supported by this model's chat template; leave it out")
+    # Clients hand back replies that consisted of nothing; they say nothing.
+    messages = [one for one in talk.messages if one["role"] != "assistant" or _says_something(one)]
+    with refusing("messages"):
+        conversation = Conversation.from_messages(messages, [tool.schema for tool in talk.tools], is_prompt=True)
+        return tokenizer.apply_chat_template(
+            conversation.messages,
+            conversation.tools,
+            add_generation_prompt=True,
+            thinking=thinking,
+            clear_thinking=talk.thinking.clear,
+        )
+
+
+def _says_something(message: dict[str, Any]) -> bool:
+    texts = (message.get("content") or "", message.get("reasoning_content") or "")
+    return bool(message.get("tool_calls")) or any(text.strip() for text in texts)
+
+
+def _check_tools(talk: Talk, params: SamplingParams) -> None:
+    names = [tool.name for tool in talk.tools]
+    if len(set(names)) < len(names):
+        raise invalid("tools", f"function {quoted(next(n for n in names if names.count(n) > 1))} is given twice")
+    if talk.choice == "required" and not talk.tools:
+        raise invalid("tool_choice", "requires a call, but there are no tools")
+    if talk.named is not None and talk.named not in names:
+        raise invalid("tool_choice", f"function {quoted(talk.named)} is not among the tools")
+    if params.has_grammar and talk.tools and talk.choice != "none":
+        raise invalid(
+            "response_format", "a schema leaves no room for calls; set tool_choice to 'none', or leave one of them out"
+        )
+
+
+def _with_calls(talk: Talk, params: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+    """How calls are chosen: none at all, one at most, or one whose name begins like a function's."""
+    if not talk.tools:
+        return params
+    if talk.choice == "none":
+        banned = () if params.has_grammar else (tokenizer.special_id("<tool_call>"),)
+        return replace(params, banned_tokens=(*params.banned_tokens, *banned))
+    if talk.choice == "required" and talk.named is None:
+        params = replace(params, first_tokens=sorted({tokenizer.encode(f"{tool.name}\n")[0] for tool in talk.tools}))
+    if talk.parallel and talk.named is None:
+        return params
+    stop_ids = params.stop_ids or tokenizer.stop_ids
+    return replace(params, stop_ids=(*stop_ids, tokenizer.special_id("</tool_call>")))
