@@ -23,9 +23,10 @@ from glmforge.protocol.openai import (
     schema_of,
     stop_reason,
 )
-from glmforge.protocol.prompt import MAX_LENGTH, MAX_TOOLS, Talk, Tool, ask_for
+from glmforge.protocol.prompt import MAX_LENGTH, Talk, ask_for
 from glmforge.protocol.reply import Message, Piece, ReplyParser
 from glmforge.protocol.request import Ask, Context, Event, Fields, invalid, quoted, refusing
+from glmforge.protocol.tools import MAX_TOOLS, Tool
 
 __all__ = ["ChatWriter", "error", "parse"]
 

@@ -16,9 +16,10 @@ from glmforge.generate.answer import Update
 from glmforge.generate.params import SamplingParams
 from glmforge.protocol.budget import SHARES, Thinking
 from glmforge.protocol.openai import BlockReader, common, sampling
-from glmforge.protocol.prompt import MAX_LENGTH, MAX_TOOLS, Talk, Tool, ask_for, rendered
+from glmforge.protocol.prompt import MAX_LENGTH, Talk, ask_for, rendered
 from glmforge.protocol.reply import Step
 from glmforge.protocol.request import ApiError, Ask, Context, Event, Fields, invalid, model_of, quoted, refusing
+from glmforge.protocol.tools import MAX_TOOLS, Tool
 
 _ERRORS = {
     "authentication": "authentication_error", "permission": "permission_error", "not_found": "not_found_error",

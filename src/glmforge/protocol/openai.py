@@ -10,7 +10,7 @@ from typing import Any
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.generate.answer import Update
 from glmforge.generate.logprobs import TokenLogprob
-from glmforge.protocol.reply import Block, Blocks, ReplyParser, Step
+from glmforge.protocol.reply import ReplyBlock, ReplyBlocks, ReplyParser, Step
 from glmforge.protocol.request import ApiError, Ask, Context, Fields, invalid, model_of, quoted
 
 MAX_CHOICES = 128
@@ -129,10 +129,10 @@ class BlockReader:
 
     def __init__(self, ask: Ask, context: Context) -> None:
         assert ask.reply is not None, "it is taken apart"
-        self.counts, self.parser, self._blocks = Counts(ask), ReplyParser(context.tokenizer, ask.reply), Blocks()
+        self.counts, self.parser, self._blocks = Counts(ask), ReplyParser(context.tokenizer, ask.reply), ReplyBlocks()
 
     @property
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[ReplyBlock]:
         return self._blocks.blocks
 
     def take(self, update: Update) -> list[Step]:

@@ -1,10 +1,10 @@
 """A conversation as an API has read it, made into the prompt and the settings of an `Ask`.
 
-Calls are forced by beginning them: the prompt ends with `<tool_call>` and, if one function is named, with its name. A
-prompt that begins a call has closed the thought, so a forced call comes without one. A schema follows a thought.
+Calls are forced by beginning them: the prompt ends with `<tool_call>` and, if one function is named, with its name;
+what follows keeps to a grammar (`tools.py`), if the extra for it is installed. A prompt that begins a call has closed
+the thought, so a forced call comes without one. A schema follows a thought.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,36 +13,11 @@ from glmforge.data.chat.conversation import Conversation
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.generate.params import SamplingParams
 from glmforge.protocol.budget import Thinking
-from glmforge.protocol.request import Ask, Context, Fields, ReplySettings, invalid, quoted, refusing, room_for
+from glmforge.protocol.request import Ask, Context, ReplySettings, invalid, quoted, refusing, room_for
+from glmforge.protocol.tools import Tool, grammar_of, grammars_are_there
 
-MAX_TOOLS = 1024
 MAX_LENGTH = 2**31 - 1
 """Of a reply whose prompt is not known yet."""
-_NAME = re.compile(r"[A-Za-z0-9_.:\-]{1,128}")
-
-
-@dataclass(frozen=True)
-class Tool:
-    """A function that may be called: its name, what it is for, the JSON schema of its parameters."""
-
-    name: str
-    description: str | None
-    parameters: dict[str, Any]
-
-    @classmethod
-    def of(cls, given: Fields, parameters: str) -> "Tool":
-        """`parameters`: what the API calls them."""
-        name = given.text("name")
-        if not _NAME.fullmatch(name):
-            raise invalid(given.where("name"), f"{quoted(name)} must be 1 to 128 letters, digits or any of _ - . :")
-        schema = given.part(parameters)
-        return cls(name, given.text("description", "") or None, {} if schema is None else dict(given.get(parameters)))
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """As the chat template writes it."""
-        said = {"name": self.name} | ({"description": self.description} if self.description else {})
-        return {"type": "function", "function": said | {"parameters": self.parameters}}
 
 
 @dataclass(frozen=True)
@@ -76,6 +51,8 @@ def ask_for(talk: Talk, params: SamplingParams, max_tokens: int | None, context:
     """
     tokenizer = context.tokenizer
     _check_tools(talk, params)
+    if talk.choice == "required" and len(talk.tools) == 1 and not talk.parallel:
+        talk = replace(talk, named=talk.tools[0].name)
     forced = talk.choice == "required"
     enabled = talk.thinking.enabled and not forced and talk.prefill is None
     limit = context.default_max_tokens if max_tokens is None else max_tokens
@@ -154,6 +131,9 @@ def _with_calls(talk: Talk, params: SamplingParams, tokenizer: Tokenizer) -> Sam
     if talk.choice == "none":
         banned = () if params.has_grammar else (tokenizer.special_id("<tool_call>"),)
         return replace(params, banned_tokens=(*params.banned_tokens, *banned))
+    if talk.choice == "required" and grammars_are_there() and not (params.banned_tokens or params.min_new_tokens):
+        grammar = grammar_of(talk.tools, talk.named, tokenizer, parallel=talk.parallel)
+        return replace(params, grammar=grammar)
     if talk.choice == "required" and talk.named is None:
         params = replace(params, first_tokens=sorted({tokenizer.encode(f"{tool.name}\n")[0] for tool in talk.tools}))
     if talk.parallel and talk.named is None:

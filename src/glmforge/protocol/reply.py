@@ -6,7 +6,7 @@ apart, and refuses what is malformed; here every token has a place:
 
 - A thought is what `<think>` at the beginning opens, up to `</think>`. A call ends it as well.
 - A call that is malformed or cut stands in the content as it was written (`hold_calls`). Where arguments are told of
-  while they come, the call is told to have ended unwhole, its JSON lacks its end, and the rest is content.
+  while they come, such a call has no `end`, its JSON is not whole either, and the rest is content.
 - A tag that stands where it means nothing is content.
 
 White space around reasoning and content, and within calls around tags, means nothing.
@@ -35,8 +35,7 @@ class Piece(NamedTuple):
     """What has become known of a reply.
 
     Attributes:
-        kind: `call` begins one, whose name is `text`; `arguments` is more of their JSON; `end` ends it, with `text` ""
-            if it is whole, else "unwhole".
+        kind: `call` begins one, whose name is `text`; `arguments` is more of their JSON; `end` says that it is whole.
         call: the number of the call.
     """
 
@@ -221,8 +220,6 @@ class ReplyParser:
 
     def _break_off(self, rest: str = "") -> None:
         """The call is not one; what has not been told of it is content."""
-        if not self._settings.hold_calls and self._call.number >= 0:
-            self._out.append(Piece("end", "unwhole", self._call.number))
         self._state = "content"
         self._say("content", "".join(self._call.raw) + rest)
 
@@ -351,12 +348,11 @@ class Message:
                 self.calls.append((text, "", False))
             else:
                 name, arguments, _ = self.calls[-1]
-                is_end = kind == "end"
-                self.calls[-1] = (name, arguments if is_end else arguments + text, is_end and not text)
+                self.calls[-1] = (name, arguments + text, kind == "end")
 
 
 @dataclass
-class Block:
+class ReplyBlock:
     """A part of a reply, as APIs have it whose answers are lists of blocks; a call's `text` is its arguments."""
 
     kind: Literal["reasoning", "content", "call"]
@@ -370,31 +366,31 @@ class Step(NamedTuple):
 
     kind: Literal["open", "text", "close"]
     number: int
-    block: Block
+    block: ReplyBlock
     text: str = ""
 
 
-class Blocks:
+class ReplyBlocks:
     """A reply as blocks, one open at a time."""
 
     def __init__(self) -> None:
-        self.blocks: list[Block] = []
+        self.blocks: list[ReplyBlock] = []
         self._is_open = False
 
     def add(self, pieces: Iterable[Piece]) -> Iterator[Step]:
         """More of the reply."""
         for kind, text, _ in pieces:
             if kind == "call":
-                yield from self._open(Block("call", text))
+                yield from self._open(ReplyBlock("call", text))
             elif kind == "end":
-                self.blocks[-1].is_whole = not text
+                self.blocks[-1].is_whole = True
                 yield from self.close()
             elif kind == "arguments":
                 yield self._more(text)
             else:
                 if not self._is_open or self.blocks[-1].kind != kind:
                     text = text.lstrip()
-                    yield from self._open(Block(kind, is_whole=True))
+                    yield from self._open(ReplyBlock(kind, is_whole=True))
                 yield self._more(text)
 
     def close(self) -> Iterator[Step]:
@@ -403,7 +399,7 @@ class Blocks:
             self._is_open = False
             yield Step("close", len(self.blocks) - 1, self.blocks[-1])
 
-    def _open(self, block: Block) -> Iterator[Step]:
+    def _open(self, block: ReplyBlock) -> Iterator[Step]:
         yield from self.close()
         self.blocks.append(block)
         self._is_open = True

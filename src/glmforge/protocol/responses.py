@@ -13,9 +13,10 @@ from glmforge.generate.params import SamplingParams
 from glmforge.protocol.budget import SHARES, Thinking
 from glmforge.protocol.chat import text_of
 from glmforge.protocol.openai import BlockReader, common, error, sampling, schema_of
-from glmforge.protocol.prompt import MAX_LENGTH, MAX_TOOLS, Talk, Tool, ask_for
-from glmforge.protocol.reply import Block, Step
+from glmforge.protocol.prompt import MAX_LENGTH, Talk, ask_for
+from glmforge.protocol.reply import ReplyBlock, Step
 from glmforge.protocol.request import Ask, Context, Event, Fields, invalid, quoted, refusing
+from glmforge.protocol.tools import MAX_TOOLS, Tool
 
 __all__ = ["ResponsesWriter", "error", "parse"]
 
@@ -183,7 +184,7 @@ class ResponsesWriter:
                 item = self._item(number, block, True)
                 yield self._event("response.output_item.done", output_index=number, item=item)
 
-    def _item(self, number: int, block: Block, is_over: bool) -> dict[str, Any]:
+    def _item(self, number: int, block: ReplyBlock, is_over: bool) -> dict[str, Any]:
         status = "in_progress" if not is_over else "completed" if block.is_whole else "incomplete"
         head = {"id": self._item_id(number, block), "status": status}
         content = [_part(block)] if block.text else []
@@ -194,7 +195,7 @@ class ResponsesWriter:
             return head | {"type": "reasoning", "summary": [], "content": content}
         return head | {"type": "message", "role": "assistant", "content": content}
 
-    def _item_id(self, number: int, block: Block) -> str:
+    def _item_id(self, number: int, block: ReplyBlock) -> str:
         return f"{ {'reasoning': 'rs', 'content': 'msg', 'call': 'fc'}[block.kind] }_{self._id}_{number}"
 
     def _event(self, kind: str, **data: Any) -> Event:
@@ -210,7 +211,7 @@ _NAMES: dict[str, tuple[str, dict[str, Any]]] = {
 """Of the events of a kind of block, and what they have besides."""
 
 
-def _part(block: Block) -> dict[str, Any]:
+def _part(block: ReplyBlock) -> dict[str, Any]:
     if block.kind == "reasoning":
         return {"type": "reasoning_text", "text": block.text}
     return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}

@@ -125,18 +125,26 @@ def test_thoughts_are_kept_where_the_template_can(served: Served) -> None:
 def test_forced_calls_are_begun(served: Served) -> None:
     named = ask(served, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "weather"}})
     assert served.tokenizer.decode(named.prompt).endswith("\n<think></think>\n<tool_call>weather\n")
-    assert named.params.stop_ids[-1] == served.tokenizer.special_id("</tool_call>")
+    assert named.params.grammar is not None
     assert named.reply is not None
     assert named.prompt[-len(named.reply.prefix) :] == named.reply.prefix
     any_of_them = ask(served, tools=TOOLS, tool_choice="required")
     assert served.tokenizer.decode(any_of_them.prompt).endswith("\n<think></think>\n<tool_call>")
-    assert any_of_them.params.first_tokens == [served.tokenizer.encode("weather\n")[0]]
-    assert not any_of_them.params.stop_ids
+    assert any_of_them.params.grammar is not None
     never = ask(served, tools=TOOLS, tool_choice="none")
     assert never.params.banned_tokens == (served.tokenizer.special_id("<tool_call>"),)
     assert never.reply is not None
     assert not never.reply.tools
     assert ask(served, tools=TOOLS, parallel_tool_calls=False).params.stop_ids
+
+
+def test_forced_calls_without_grammars(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glmforge.protocol.prompt.grammars_are_there", lambda: False)
+    named = ask(served, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "weather"}})
+    assert named.params.stop_ids[-1] == served.tokenizer.special_id("</tool_call>")
+    any_of_them = ask(served, tools=TOOLS, tool_choice="required")
+    assert any_of_them.params.first_tokens == [served.tokenizer.encode("weather\n")[0]]
+    assert not any_of_them.params.stop_ids
 
 
 def test_a_forced_call_is_answered(served: Served) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from glmforge.data.chat.conversation import Conversation
 from glmforge.data.tokens.tokenizer import Tokenizer
-from glmforge.protocol.reply import Blocks, Message, Piece, ReplyParser, types_of
+from glmforge.protocol.reply import Message, Piece, ReplyBlocks, ReplyParser, types_of
 from glmforge.protocol.request import ReplySettings
 from glmforge.verify.reply import argument_value, parse_reply
 from helpers.random_conversations import record, record_with_typed_tokens
@@ -287,7 +287,7 @@ def test_calls_that_are_told_of_are_json(tokenizer: Tokenizer, parts: list[str])
 
 
 def test_blocks_open_and_close_one_after_another(tokenizer: Tokenizer) -> None:
-    blocks = Blocks()
+    blocks = ReplyBlocks()
     pieces = pieces_of(
         tokenizer, EAGER, [[one] for one in ids_of(tokenizer, "<think>a</think>b" + call(text="c") + "d")]
     )
