@@ -67,6 +67,15 @@ def test_configurations_and_examples_are_in_it(python: Path, tmp_path: Path) -> 
     assert [name for name in names if not (packaged / name).is_file()] == []
 
 
+def test_the_chat_page_is_in_it(python: Path, tmp_path: Path) -> None:
+    place = run(python, "-c", "import glmforge.deploy; print(glmforge.deploy.__file__)", cwd=tmp_path).strip()
+    page = "src/glmforge/deploy/page"
+    names = run("git", "ls-files", page, cwd=ROOT).splitlines()
+    assert f"{page}/vendor/purify.min.js" in names
+    installed = Path(place).parent / "page"
+    assert [name for name in names if not (installed / Path(name).relative_to(page)).is_file()] == []
+
+
 def test_they_are_listed_copied_and_launched(python: Path, tmp_path: Path) -> None:
     glmforge = python.parent / "glmforge"
     assert "examples/slurm" in run(glmforge, "configs", "list", cwd=tmp_path)

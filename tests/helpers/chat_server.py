@@ -6,23 +6,17 @@ import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-import glmforge.deploy
+from glmforge.deploy.serve.page import page_routes
 
-PAGE = Path(glmforge.deploy.__file__).parent / "page"
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
 END = "end"
 """The answer ends here, in order but without an end of its own."""
 HOLD = "hold"
@@ -122,20 +116,11 @@ def _app(state: ChatServer) -> Starlette:
             return answer.response()
         return StreamingResponse(_chunks(answer, state), media_type="text/event-stream")
 
-    async def file(request: Request) -> Response:
-        path = (PAGE / (request.path_params.get("path") or "index.html")).resolve()
-        if not path.is_relative_to(PAGE) or not path.is_file():
-            return Response(status_code=404)
-        kind = "text/javascript" if path.suffix == ".js" else None
-        headers = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff"}
-        return FileResponse(path, media_type=kind, headers=headers)
-
     return Starlette(
         routes=[
             Route("/v1/models", models),
             Route("/v1/chat/completions", chat, methods=["POST"]),
-            Route("/", file),
-            Route("/{path:path}", file),
+            *page_routes(),
         ]
     )
 

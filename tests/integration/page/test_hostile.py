@@ -72,8 +72,6 @@ def test_hostile_texts_do_nothing(opened: Any) -> None:
         answer.get_by_placeholder("What the tool returned").fill(text)
         answer.get_by_text("Send result").click()
         page.locator(".fault").wait_for()
-        # What can be pressed is pressed by script: a click of `press` would leave the page if it were a link to a script.
-        page.evaluate("document.querySelectorAll('.markdown a').forEach((a) => a.removeAttribute('target'))")
         links = page.evaluate("[...document.querySelectorAll('.markdown a')].map((a) => a.href)")
         assert [link for link in links if not link.startswith(("http://", "https://", "mailto:"))] == [], text
         inside = "#messages :is(script, img, iframe, object, embed, style, link, meta, form, base, svg:not(.icon))"
@@ -109,7 +107,7 @@ def test_chunks_of_another_form_end_in_an_answer_or_an_error(opened: Any, chunk:
     assert opened.page.locator("#send").is_visible()
 
 
-@pytest.mark.parametrize("text", [">" * 20_000, "[" * 5_000, "*a " * 5_000, "|a" * 2_000 + "\n" + "|-" * 2_000], ids=len)
+@pytest.mark.parametrize("text", [">" * 20_000, "[" * 5_000, "*a " * 5_000, "|a" * 2_000 + "\n" + "|-" * 999], ids=len)
 def test_texts_that_wear_a_parser_out_are_shown(opened: Any, text: str) -> None:
     opened.server.answers.append(said(text))
     opened.ask("Go")

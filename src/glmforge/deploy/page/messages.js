@@ -151,7 +151,7 @@ class Answer {
       card.append(form, h("p", { class: "muted" }, "Kept until this tab is closed."));
     } else {
       const row = h("div", { class: "fault-row" });
-      if (node.content && !node.calls?.length) row.append(button("Continue", () => actions.carryOn(node), "primary"));
+      if (this.canGoOn()) row.append(button("Continue", () => actions.carryOn(node), "primary"));
       row.append(button(node.content || node.reasoning ? "Regenerate" : "Try again", () => actions.retry(node)));
       card.append(row);
       if (node.error.retryAfter) card.append(h("p", { class: "muted" }, `The server asks to wait ${node.error.retryAfter} s.`));
@@ -159,10 +159,13 @@ class Answer {
     return card;
   }
 
+  canGoOn() {
+    return this.node.content && !this.node.calls?.length && !this.node.children.length;
+  }
+
   cut() {
-    const more = this.node.content && !this.node.calls?.length;
     return h("p", { class: "muted cut" }, "Ended at the limit of tokens. ",
-      more && h("button", { type: "button", class: "link", onclick: () => this.actions.carryOn(this.node) }, "Continue"));
+      this.canGoOn() && h("button", { type: "button", class: "link", onclick: () => this.actions.carryOn(this.node) }, "Continue"));
   }
 
   actionRow() {
