@@ -33,6 +33,7 @@ from glmforge.cli import (
     generate,
     init,
     model,
+    quantize,
     report,
     rl,
     train,
@@ -118,6 +119,8 @@ app.command("launch")(_ops.launch)
 app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
 app.command("export")(export.export)
+app.command("quantize")(quantize.quantize)
+app.command("quantize")(quantize.quantize)
 app.command("fisher")(fisher.fisher)
 app.command("report")(report.report)
 app.command("control")(control.control)

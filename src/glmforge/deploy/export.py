@@ -11,7 +11,6 @@ from torch import Tensor
 from glmforge.checkpoint.convert import HfTensors, export_hf
 from glmforge.checkpoint.pretrained import load_pretrained, open_checkpoint, tokenizer_directory
 from glmforge.config.model import ModelConfig
-from glmforge.config.schema import RunConfig
 from glmforge.data.tokens.tokenizer_file import TOKENIZER_FILE
 from glmforge.errors import CheckpointError
 from glmforge.extras import needed_for
@@ -26,8 +25,8 @@ class Source:
 
     Attributes:
         path: the checkpoint, or a Hugging Face directory.
-        step: of the checkpoint.
-        run: the configuration of the run, which a Hugging Face directory does not have.
+        step: of the checkpoint; None of a Hugging Face directory.
+        model: its configuration.
         weights: by the names of the parameter table.
         tokenizer: its directory; None where a Hugging Face directory has none.
     """
@@ -35,7 +34,6 @@ class Source:
     path: Path
     step: int | None
     model: ModelConfig
-    run: RunConfig | None
     weights: Mapping[str, Tensor]
     tokenizer: Path | None
 
@@ -56,10 +54,10 @@ def open_source(path: Path) -> Source:
     """
     if kind_of(path / "config.json", error=CheckpointError) is None:
         stored = open_checkpoint(path)
-        return Source(stored.path, stored.step, stored.run.model, stored.run, stored.weights, tokenizer_directory(stored))
+        return Source(stored.path, stored.step, stored.run.model, stored.weights, tokenizer_directory(stored))
     weights = HfTensors(path)
     tokenizer = path if (path / TOKENIZER_FILE).is_file() else None
-    return Source(path, None, weights.config, None, weights, tokenizer)
+    return Source(path, None, weights.config, weights, tokenizer)
 
 
 def export_run(

@@ -1,9 +1,9 @@
 """Write a Hugging Face checkpoint: safetensors shards, their index, the configurations, the tokenizer.
 
-What is written is read again before it gets its name: every tensor bit by bit, and the directory as a whole by its own
-configuration. The shards are written one by one, so no more than one shard and one tensor of the model are in memory; `state` may
-be a mapping that reads its tensors when asked (`StoredTensors`). The directory appears under its name when it is
-complete. For a model that is spread over ranks there is `export_hf_sharded`.
+The shards are written one by one, so no more than one shard and one tensor of the model are in memory; `state` may
+be a mapping that reads its tensors when asked (`StoredTensors`). What is written is read again, every tensor bit by bit
+and the directory by its own configuration; then it appears under its name. For a model that is spread over ranks there
+is `export_hf_sharded`.
 """
 
 import shutil

@@ -1,7 +1,7 @@
 """Quantise without calibration, one matrix in memory at a time, at any size.
 
-The directory is a published layout (see `rounding`), with a `quantization_config` in config.json. Linear maps of attention, dense layers, experts and
-shared experts are rounded. Embedding, head, router, norms and MTP layers keep their precision: they are small, and
+The directory is a published layout (see `rounding`), with a `quantization_config` in config.json. Linear maps of
+attention, dense layers, experts and shared experts are rounded. Embedding, head, router, norms and MTP layers keep their precision: they are small, and
 engines ask for the router and the head in full.
 
 Everything is read again and compared with the source before the directory gets its name: what is kept bit by bit, what
@@ -25,7 +25,6 @@ from glmforge.checkpoint.format.safetensors_header import QUANTISED_TYPES, read_
 from glmforge.checkpoint.format.safetensors_read import TensorFile
 from glmforge.checkpoint.format.safetensors_stream import Spec, write_safetensors
 from glmforge.checkpoint.format.store import new_directory
-from glmforge.config.model import ModelConfig
 from glmforge.deploy.export import Source
 from glmforge.deploy.quantize.rounding import Rounding
 from glmforge.errors import CheckpointError
