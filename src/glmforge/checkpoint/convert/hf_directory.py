@@ -27,7 +27,7 @@ from glmforge.checkpoint.convert.hf_names import (
     mtp_prefixes,
     published_pieces,
 )
-from glmforge.checkpoint.format.safetensors_header import read_header
+from glmforge.checkpoint.format.safetensors_header import STATE_TYPES, read_header
 from glmforge.checkpoint.format.safetensors_read import TensorFile
 from glmforge.checkpoint.format.wording import list_some
 from glmforge.config.hf import SCORE
@@ -136,7 +136,7 @@ def write_shard(file: Path, tensors: dict[str, Tensor]) -> None:
         raise CheckpointError(f"{file} was not written: {error}; free space or choose another place") from error
     fsync_file(file)
     with closing(TensorFile(file)) as written:
-        header = read_header(file)
+        header = read_header(file, STATE_TYPES)
         for name, tensor in tensors.items():
             again = written.read(header[name], tuple(slice(0, size) for size in tensor.shape))
             if again.dtype != tensor.dtype or not _same_bits(again, tensor):

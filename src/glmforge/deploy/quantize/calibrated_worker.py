@@ -70,7 +70,7 @@ def main(order_file: str) -> None:
     Path(order["report"]).write_text(json.dumps(facts))
 
 
-def recipe(model: torch.nn.Module, order: dict[str, Any]) -> list[Any]:
+def recipe(model: Any, order: dict[str, Any]) -> list[Any]:
     """Symmetric integers by groups of inputs: asymmetric ones do not load again into packed experts."""
     weights = QuantizationArgs(
         num_bits=order["bits"], type="int", symmetric=True, strategy="group", group_size=order["group_size"]
@@ -81,7 +81,7 @@ def recipe(model: torch.nn.Module, order: dict[str, Any]) -> list[Any]:
     return [AWQModifier(mappings=mappings(model)), QuantizationModifier(config_groups=groups, ignore=order["keep"])]
 
 
-def mappings(model: torch.nn.Module) -> list[AWQMapping]:
+def mappings(model: Any) -> list[AWQMapping]:
     """Norms and up projections, each with everything that reads what it makes."""
     found = []
     for number, layer in enumerate(model.model.layers):
@@ -102,13 +102,13 @@ def mappings(model: torch.nn.Module) -> list[AWQMapping]:
     return found
 
 
-def count_experts(layer: torch.nn.Module) -> int:
+def count_experts(layer: Any) -> int:
     """Experts of a layer."""
     return sum(name.isdigit() for name, _ in layer.mlp.experts.named_children())
 
 
 @torch.no_grad()
-def experts_without_tokens(model: torch.nn.Module, rows: list[torch.Tensor]) -> list[str]:
+def experts_without_tokens(model: Any, rows: list[torch.Tensor]) -> list[str]:
     """Experts, such as `model.layers.3.mlp.experts.7`, to which the router sends no token of `rows`."""
     counts: dict[str, torch.Tensor] = {}
     handles = []
@@ -128,7 +128,7 @@ def experts_without_tokens(model: torch.nn.Module, rows: list[torch.Tensor]) -> 
 
 
 @torch.no_grad()
-def smoothing_difference(model: torch.nn.Module, probe: torch.Tensor, before: torch.Tensor) -> float:
+def smoothing_difference(model: Any, probe: torch.Tensor, before: torch.Tensor) -> float:
     """Of logits with smoothed weights that are not rounded, in units of the largest; ends the program if too large."""
     rounding = [module for module in model.modules() if getattr(module, "quantization_enabled", False)]
     model.apply(disable_quantization)

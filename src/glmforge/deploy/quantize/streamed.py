@@ -1,8 +1,8 @@
 """Quantise without calibration, one matrix in memory at a time, at any size.
 
 The directory is a published layout (see `rounding`), with a `quantization_config` in config.json. Linear maps of
-attention, dense layers, experts and shared experts are rounded. Embedding, head, router, norms and MTP layers keep their precision: they are small, and
-engines ask for the router and the head in full.
+attention, dense layers, experts and shared experts are rounded. Embedding, head, router, norms and MTP layers keep
+their precision: they are small, and engines ask for the router and the head in full.
 
 Everything is read again and compared with the source before the directory gets its name: what is kept bit by bit, what
 is rounded within the error of its code.
