@@ -1,6 +1,7 @@
 """Rows of token ids that a quantiser measures activations on."""
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from glmforge.errors import DataError
 from glmforge.files import read_text
 
 _MIN_TOKENS = 8
+_MAX_BYTES = 1 << 28
 
 
 def calibration_rows(file: Path, tokenizer: Tokenizer, *, num_rows: int, num_tokens: int) -> list[list[int]]:
@@ -20,16 +22,14 @@ def calibration_rows(file: Path, tokenizer: Tokenizer, *, num_rows: int, num_tok
 
     Raises `DataError` if the file cannot be read, a line is neither, or nothing is left.
     """
-    text = read_text(file, error=DataError)
+    text = read_text(file, error=DataError, max_bytes=_MAX_BYTES)
     if file.suffix == ".jsonl":
-        documents = [
-            _ids(line, tokenizer, f"{file}:{n}") for n, line in enumerate(text.splitlines(), 1) if line.strip()
-        ]
-        rows = [ids[:num_tokens] for ids in documents]
+        lines = ((number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip())
+        made = (_ids(line, tokenizer, f"{file}:{number}")[:num_tokens] for number, line in lines)
     else:
         ids = tokenizer.encode(text)
-        rows = [ids[first : first + num_tokens] for first in range(0, len(ids), num_tokens)]
-    rows = [row for row in rows if len(row) >= _MIN_TOKENS][:num_rows]
+        made = (ids[first : first + num_tokens] for first in range(0, len(ids), num_tokens))
+    rows = list(islice((row for row in made if len(row) >= _MIN_TOKENS), num_rows))
     if not rows:
         raise DataError(f"{file}: has no text of {_MIN_TOKENS} tokens to calibrate on")
     return rows
