@@ -27,6 +27,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "chat": ("{run} --prompt def --max-new-tokens 2 --complete", None),
     "generate": ("{run} --prompt def --max-new-tokens 2", None),
     "export": ("{run} {out}/export", None),
+    "quantize": ("{run} --method int8 --output {out}/int8", None),
     "fisher": ("{run}.yaml {data}/train {out}/fisher init_from={run} --rows 2", None),
     "evaluate benchmarks": ("{run} --benchmark gsm8k --data {out} --out {out}/result", "eval"),
     "evaluate card": ("{out}/none", None),

@@ -34,6 +34,7 @@ from glmforge.cli import (
     init,
     model,
     profile,
+    quantize,
     report,
     rl,
     serve,
@@ -121,6 +122,7 @@ app.command("chat")(chat.chat)
 app.command("generate")(generate.generate)
 app.command("serve")(serve.serve)
 app.command("export")(export.export)
+app.command("quantize")(quantize.quantize)
 app.add_typer(profile.app, name="profile")
 app.command("fisher")(fisher.fisher)
 app.command("report")(report.report)

@@ -1,25 +1,63 @@
-"""A trained run as a Hugging Face directory, and the proof that transformers computes the same with it."""
+"""A trained model as a Hugging Face directory, and the proof that transformers computes the same with it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from logging import ERROR, getLogger
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from glmforge.checkpoint.convert import export_hf
+from glmforge.checkpoint.convert import HfTensors, export_hf
 from glmforge.checkpoint.pretrained import load_pretrained, open_checkpoint, tokenizer_directory
+from glmforge.config.model import ModelConfig
+from glmforge.data.tokens.tokenizer_file import TOKENIZER_FILE
+from glmforge.errors import CheckpointError
 from glmforge.extras import needed_for
+from glmforge.files import kind_of
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model to export: weights are read when requested, those of a run with adapters merged.
+
+    Attributes:
+        path: the checkpoint, or a Hugging Face directory.
+        step: of the checkpoint; None of a Hugging Face directory.
+        model: its configuration.
+        weights: by the names of the parameter table.
+        tokenizer: its directory; None where a Hugging Face directory has none.
+    """
+
+    path: Path
+    step: int | None
+    model: ModelConfig
+    weights: Mapping[str, Tensor]
+    tokenizer: Path | None
 
 
 @dataclass(frozen=True)
 class Exported:
-    """Which checkpoint was written where."""
+    """Which checkpoint (`step` None: which Hugging Face directory) was written where."""
 
     checkpoint: Path
-    step: int
+    step: int | None
     directory: Path
+
+
+def open_source(path: Path) -> Source:
+    """Open a Hugging Face directory, or what `find_checkpoint` understands; no tensor is read.
+
+    Raises `CheckpointError`, and `ConfigError` for `config.json`.
+    """
+    if kind_of(path / "config.json", error=CheckpointError) is None:
+        stored = open_checkpoint(path)
+        return Source(stored.path, stored.step, stored.run.model, stored.weights, tokenizer_directory(stored))
+    weights = HfTensors(path)
+    tokenizer = path if (path / TOKENIZER_FILE).is_file() else None
+    return Source(path, None, weights.config, weights, tokenizer)
 
 
 def export_run(
@@ -32,27 +70,28 @@ def export_run(
     tokenizer_dir: Path | None = None,
     overwrite: bool = False,
 ) -> Exported:
-    """Write the checkpoint `source` (or the newest complete one of a run) as `out_dir`, with the run's tokenizer.
+    """Write the checkpoint `source` (or the newest complete one of a run), or a Hugging Face directory in another type,
+    as `out_dir`, with the tokenizer.
 
     Args:
-        dtype: "bf16" (as published) or "fp32".
+        dtype: "bf16" (as published), "fp16" or "fp32".
         with_mtp: keep the MTP layers.
         duplicate_mtp_head: repeat embedding and head in the MTP layers, as GLM-4.5 does and GLM-4.6 does not.
-        tokenizer_dir: instead of the run's own.
+        tokenizer_dir: instead of the source's own.
         overwrite: replace an earlier export.
     """
-    stored = open_checkpoint(source)
+    opened = open_source(source)
     export_hf(
-        stored.weights,
-        stored.run.model,
+        opened.weights,
+        opened.model,
         out_dir,
         dtype=DTYPES[dtype],
         with_mtp=with_mtp,
         duplicate_mtp_head=duplicate_mtp_head,
-        tokenizer_dir=tokenizer_dir or tokenizer_directory(stored),
+        tokenizer_dir=tokenizer_dir or opened.tokenizer,
         overwrite=overwrite,
     )
-    return Exported(stored.path, stored.step, out_dir)
+    return Exported(opened.path, opened.step, out_dir)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import json
 import math
 import shutil
 from collections.abc import Collection, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,8 @@ from glmforge.checkpoint.convert.hf_names import (
     mtp_prefixes,
     published_pieces,
 )
+from glmforge.checkpoint.format.safetensors_header import STATE_TYPES, read_header
+from glmforge.checkpoint.format.safetensors_read import TensorFile
 from glmforge.checkpoint.format.wording import list_some
 from glmforge.config.hf import SCORE
 from glmforge.config.model import ModelConfig
@@ -119,12 +122,30 @@ def check_files(out_dir: Path, config: ModelConfig, *, overwrite: bool, tokenize
 
 
 def write_shard(file: Path, tensors: dict[str, Tensor]) -> None:
-    """Write a safetensors file and force it to the disk."""
+    """Write a safetensors file, force it to the disk, read it again and compare it bit by bit.
+
+    Raises `CheckpointError` for what the disk refuses, naming the first tensor that comes back different, or that has
+    become infinite in fp16.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype == torch.float16 and torch.isinf(tensor).any():
+            raise CheckpointError(f"{name}: has values above 65,504, too large for fp16; write bf16 or fp32")
     try:
         save_file(tensors, file, metadata={"format": "pt"})
     except SafetensorError as error:  # what the operating system refused is in its text only
         raise CheckpointError(f"{file} was not written: {error}; free space or choose another place") from error
     fsync_file(file)
+    with closing(TensorFile(file)) as written:
+        header = read_header(file, STATE_TYPES)
+        for name, tensor in tensors.items():
+            again = written.read(header[name], tuple(slice(0, size) for size in tensor.shape))
+            if again.dtype != tensor.dtype or not _same_bits(again, tensor):
+                raise CheckpointError(f"{file}: {name} was read back different from what was written; check the disk")
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    """NaN equals itself, and 0 does not equal -0."""
+    return torch.equal(a.flatten().view(torch.uint8), b.contiguous().flatten().view(torch.uint8))
 
 
 def copy_tokenizer(source: Path, target: Path) -> list[str]:

@@ -1,8 +1,9 @@
 """Write a Hugging Face checkpoint: safetensors shards, their index, the configurations, the tokenizer.
 
 The shards are written one by one, so no more than one shard and one tensor of the model are in memory; `state` may
-be a mapping that reads its tensors when asked (`StoredTensors`). The directory appears under its name when it is
-complete. For a model that is spread over ranks there is `export_hf_sharded`.
+be a mapping that reads its tensors when asked (`StoredTensors`). What is written is read again, every tensor bit by bit
+and the directory by its own configuration; then it appears under its name. For a model that is spread over ranks there
+is `export_hf_sharded`.
 """
 
 import shutil
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor
 
 from glmforge.checkpoint.convert.hf_directory import ExportPlan, check_files, check_names, plan_export, write_shard
+from glmforge.checkpoint.convert.hf_files import open_hf
+from glmforge.checkpoint.convert.hf_import import HfTensors
 from glmforge.checkpoint.convert.hf_names import Piece
 from glmforge.checkpoint.format.store import make_partial, publish
 from glmforge.config.model import ModelConfig
@@ -54,6 +57,7 @@ def export_hf(
         try:
             _write_shards(partial, state, plan)
             plan.write_rest(partial, tokenizer_dir)
+            open_hf(partial)
             publish(partial, out_dir)
         finally:
             shutil.rmtree(partial, ignore_errors=True)  # gone already if it was published
@@ -62,7 +66,7 @@ def export_hf(
 
 
 def _write_shards(directory: Path, state: Mapping[str, Tensor], plan: ExportPlan) -> None:
-    source = _Source(state)
+    source = PieceSource(state)
     for number, shard in enumerate(plan.shards):
         # Copies, because safetensors refuses tensors that share memory, and so that the packed one is freed.
         tensors = {
@@ -71,8 +75,9 @@ def _write_shards(directory: Path, state: Mapping[str, Tensor], plan: ExportPlan
         write_shard(directory / plan.file(number), tensors)
 
 
-class _Source:
-    """Takes pieces out of tensors, holding on to the last tensor: a layer's experts come from one."""
+class PieceSource:
+    """Takes pieces out of tensors, holding on to the last tensor: a layer's experts come from one. Of a Hugging Face
+    directory each piece is read by itself."""
 
     def __init__(self, state: Mapping[str, Tensor]) -> None:
         self._state = state
@@ -80,6 +85,9 @@ class _Source:
         self._tensor = torch.empty(0)
 
     def take(self, piece: Piece) -> Tensor:
+        """The tensor, in the type that it has. Raises `CheckpointError` if its shape is not that of the piece."""
+        if isinstance(self._state, HfTensors):
+            return self._state.read_piece(piece)
         if piece.name != self._name:
             self._tensor = self._state[piece.name].detach()
             self._name = piece.name

@@ -24,6 +24,7 @@ from glmforge.checkpoint.convert.hf_directory import (
     plan_export,
     write_shard,
 )
+from glmforge.checkpoint.convert.hf_files import open_hf
 from glmforge.checkpoint.convert.hf_names import Piece
 from glmforge.checkpoint.convert.parts import Parts
 from glmforge.checkpoint.fit import TensorSpec, specs_of_all_ranks
@@ -110,6 +111,7 @@ def _finish(partial: Path, out_dir: Path, plan: ExportPlan, tokenizer_dir: Path 
                 "nodes share"
             )
     plan.write_rest(partial, tokenizer_dir)
+    open_hf(partial)
     publish(partial, out_dir)
 
 

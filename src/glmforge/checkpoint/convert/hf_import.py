@@ -14,6 +14,7 @@ from torch import Tensor
 
 from glmforge.checkpoint.convert.hf_files import HfFiles, Shards, check_types, different_duplicate, open_hf
 from glmforge.checkpoint.convert.hf_names import Piece, duplicates
+from glmforge.checkpoint.format.boxes import Box
 from glmforge.config import ModelConfig
 from glmforge.config.parameters import Shape, parameter_table
 
@@ -48,6 +49,25 @@ class HfTensors(Mapping[str, Tensor]):
 
     def __getitem__(self, name: str) -> Tensor:
         return _assemble(self._files.shards, self._files.plan[name], self._table[name].shape)
+
+    def read_piece(self, piece: Piece) -> Tensor:
+        """One tensor as published, of the stored type: of packed experts only the bytes of its expert are read."""
+        stored = self._files.plan[piece.name]
+        if stored[0].index:
+            return self._files.shards.read(piece.disk_name)
+        if not piece.index:
+            return self._files.shards.read(piece.name)
+        index = piece.box.within(Box.whole(self._table[piece.name].shape))
+        return self._files.shards.read_part(piece.name, index).reshape(piece.shape)
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model that the files hold."""
+        return self._files.config
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Type of a parameter, without reading it."""
+        return self._files.shards.dtype(self._files.plan[name][0].disk_name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._table)

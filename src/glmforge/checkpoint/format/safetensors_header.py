@@ -29,6 +29,9 @@ TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16
 STATE_TYPES = TYPES | {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "BOOL": torch.bool}
 """Those of optimizer and generator states too."""
 
+QUANTISED_TYPES = TYPES | {"F8_E4M3": torch.float8_e4m3fn, "I32": torch.int32, "I64": torch.int64}
+"""Those of weights that `glmforge.deploy.quantize` writes."""
+
 _LENGTH_BYTES = 8
 _MAX_DIMS = 8
 

@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from glmforge.checkpoint.format.safetensors_header import STATE_TYPES
+from glmforge.checkpoint.format.safetensors_header import QUANTISED_TYPES, STATE_TYPES
 from glmforge.errors import CheckpointError
 from glmforge.runtime.durable import fsync_file
 from glmforge.runtime.os_errors import describe_os_error
 
-_TYPE_NAMES = {dtype: name for name, dtype in STATE_TYPES.items()}
+_TYPE_NAMES = {dtype: name for name, dtype in (STATE_TYPES | QUANTISED_TYPES).items()}
 _ALIGNMENT = 8
 
 Spec = tuple[torch.dtype, tuple[int, ...]]
