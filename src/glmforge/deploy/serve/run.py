@@ -90,6 +90,7 @@ def serve(engine: Engine, config: ServerConfig, say: Callable[[str], None] = pri
             server_header=False,
             ws="none",
             timeout_keep_alive=30,
+            timeout_graceful_shutdown=5,
             backlog=_BACKLOG,
         )
         server = _Server(uvicorn_config, service, config.drain_seconds)
