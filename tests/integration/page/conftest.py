@@ -18,6 +18,14 @@ window.violations = [];
 window.canary = 0;
 addEventListener("securitypolicyviolation", (event) => window.violations.push(event.violatedDirective));
 """
+STORED = """() => new Promise((resolve, reject) => {
+    const opening = indexedDB.open("glmforge", 1);
+    opening.onerror = () => reject(opening.error);
+    opening.onsuccess = () => {
+        const count = opening.result.transaction("conversations").objectStore("conversations").count();
+        count.onsuccess = () => (opening.result.close(), resolve(count.result));
+    };
+})"""
 
 
 @dataclass
@@ -35,7 +43,9 @@ class Opened:
         return sync_api.expect
 
     def load(self) -> None:
-        """Open or reload it."""
+        """Open or reload it. What the page has asked the browser to keep by then is kept: reads wait for writes."""
+        if self.page.url.startswith(self.server.url):
+            self.page.evaluate(STORED)
         self.page.goto(self.server.url)
         self.page.wait_for_selector("html[data-ready]")
 

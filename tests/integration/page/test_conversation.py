@@ -25,7 +25,7 @@ def test_an_answer_is_streamed_with_its_thought_folded(opened: Any) -> None:
     assert summary.inner_text().startswith("Thought for ")
     assert not answer.locator(".thought").is_visible()
     summary.click()
-    assert answer.locator(".thought").inner_text() == "Two and two."
+    opened.expect(answer.locator(".thought")).to_have_text("Two and two.")
     assert "4 tokens" in answer.locator(".facts").inner_text()
     assert "prompt 7" in answer.locator(".facts").inner_text()
     assert opened.page.evaluate("document.activeElement.tagName") == "SUMMARY"
