@@ -1,12 +1,14 @@
 """Exports other than a Hugging Face directory of one process: GGUF, other types, several processes, adapters."""
 
+import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 import glmforge
@@ -125,8 +127,6 @@ def test_gguf_has_the_tokenizer(tiny_data: TinyData, tmp_path: Path) -> None:
 @pytest.mark.skipif(LLAMA_CPP_PYTHON is None, reason="needs GLMFORGE_LLAMA_CPP_PYTHON, a Python with llama-cpp-python")
 @pytest.mark.parametrize("with_mtp", [True, False])
 def test_llama_cpp_computes_the_same(tiny_data: TinyData, tmp_path: Path, with_mtp: bool) -> None:
-    import json
-
     import numpy as np
 
     write_model(tmp_path / "hf", tiny_data.tokenizer)
@@ -198,6 +198,21 @@ def test_a_directory_is_cast(tiny_data: TinyData, tmp_path: Path, dtype: str) ->
     assert before.keys() == after.keys()
     for name, tensor in after.items():
         assert torch.equal(tensor, before[name].to(torch.float32 if name.endswith("correction_bias") else kind)), name
+
+
+def test_packed_experts_are_exported_one_by_one(tiny_data: TinyData, tmp_path: Path) -> None:
+    write_model(tmp_path / "hf", tiny_data.tokenizer)
+    shutil.copytree(tmp_path / "hf", tmp_path / "packed")
+    (file,) = (tmp_path / "packed").glob("*.safetensors")
+    state = glmforge.load_pretrained(tmp_path / "hf").state_dict()
+    save_file(state, file)
+    index = {"weight_map": dict.fromkeys(state, file.name)}
+    (tmp_path / "packed" / "model.safetensors.index.json").write_text(json.dumps(index))
+    for name in ("hf", "packed"):
+        export_run(tmp_path / name, tmp_path / f"{name}-out")
+    one, other = (load_file(next((tmp_path / f"{name}-out").glob("*.safetensors"))) for name in ("hf", "packed"))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_value_beyond_fp16_is_refused(tiny_data: TinyData, tmp_path: Path) -> None:
