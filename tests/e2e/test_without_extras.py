@@ -110,6 +110,8 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "jobs goodput": ("none --jobs-dir {out}", None),
 }
 ELSEWHERE = {
+    "profile inference": "it needs a server; `tests/integration/deploy/test_inference_profile.py` runs it",
+    "profile compare": "it needs a profile; the same tests run it",
     "serve": "it goes on until it is ended; `tests/integration/serve/test_ends.py` runs it",
     "supervise": "it goes on until a job is done; `tests/ops/integration/jobs/test_supervise.py` runs it",
     "demo": "minutes long; it is made of the commands above, and of what `test_demo.py` runs",
