@@ -16,9 +16,11 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -234,7 +236,12 @@ def test_a_guide_does_what_it_says(guide: str, base: Path, tmp_path: Path) -> No
     if guide == "deployment.md":
         pytest.importorskip("openai")  # asks the server
     shutil.copytree(base, tmp_path, symlinks=True, dirs_exist_ok=True)
-    carry_out(guide, tmp_path)
+    try:
+        carry_out(guide, tmp_path)
+    finally:
+        if (pid := tmp_path / "server.pid").exists():
+            with suppress(ProcessLookupError):
+                os.kill(int(pid.read_text()), signal.SIGKILL)
 
 
 @pytest.mark.guides

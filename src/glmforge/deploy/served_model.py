@@ -69,7 +69,7 @@ def _gguf(file: Path) -> tuple[ModelConfig, str]:
             raise ConfigError(f"{file}: has no glm4moe.{name}")
         return value
 
-    num_mtp = of("nextn_predict_layers", 0)
+    num_mtp, end = of("nextn_predict_layers", 0), values.get("tokenizer.ggml.eos_token_id", 0)
     try:
         model = ModelConfig(
             vocab_size=len(values.get("tokenizer.ggml.tokens") or ()),
@@ -87,11 +87,14 @@ def _gguf(file: Path) -> tuple[ModelConfig, str]:
             first_k_dense_replace=of("leading_dense_block_count"),
             max_position_embeddings=of("context_length"),
             rope_theta=of("rope.freq_base"),
+            eos_token_id=[end],
+            pad_token_id=end,
             routed_scaling_factor=of("expert_weights_scale", 1.0),
             use_qk_norm=any(tensor.name.endswith("attn_q_norm.weight") for tensor in reader.tensors),
         )
     except (ValidationError, TypeError) as error:
-        raise ConfigError(f"{file}: metadata of no model that can be read: {shown(str(error))}") from None
+        reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise ConfigError(f"{file}: metadata of no model that can be read: {shown(reason)}") from None
     kind = values.get("general.file_type")
     name = _GGUF_TYPES.get(kind) if isinstance(kind, int) else None
     if name is None:

@@ -1,9 +1,11 @@
 """What is written starts the planned command, as nobody, and passes the linters that are at hand."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from glmforge.deploy.deployment_files import write_deployment
 from glmforge.deploy.engines import EngineName
 from glmforge.errors import GlmforgeError
 
-HADOLINT = shutil.which("hadolint")
+HADOLINT = shutil.which("hadolint", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 SYSTEMD = shutil.which("systemd-analyze")
 
 
