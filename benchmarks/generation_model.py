@@ -8,13 +8,10 @@ benchmarks take their prompts from there. What a trained model generates is not 
 clear, its experts are used unevenly, and drafts are accepted as often as such a model accepts them.
 
 The folder then holds the run (`run`), the model in Hugging Face format in both precisions without its MTP layer
-(`hf-fp32`, `hf-bf16`) and, where an interpreter with gguf and safetensors is given, the same for llama.cpp
-(`model-fp32.gguf`, `model-bf16.gguf`).
+(`hf-fp32`, `hf-bf16`) and the same for llama.cpp (`model-fp32.gguf`, `model-bf16.gguf`).
 """
 
 import argparse
-import os
-import subprocess
 from pathlib import Path
 
 from train_step import CONFIG
@@ -23,13 +20,14 @@ from glmforge.config import RunConfig
 from glmforge.data.documents.document import split_held_out
 from glmforge.data.tokens.bpe import train_tokenizer
 from glmforge.data.tokens.tokenize import tokenize_corpus
-from glmforge.deploy.export import export_run
+from glmforge.deploy.export import export_run, open_source
+from glmforge.deploy.gguf import export_gguf
 from glmforge.recipes.demo.standard_library import standard_library_documents
 from glmforge.recipes.train import train
 
 FOLDER = Path("runs/generation")
 LLAMA_CPP_PYTHON = "GLMFORGE_LLAMA_CPP_PYTHON"
-"""Environment variable: an interpreter with llama-cpp-python, gguf and safetensors."""
+"""Environment variable: an interpreter with llama-cpp-python."""
 DTYPES = ("fp32", "bf16")
 HELD_OUT_FRACTION = 0.02
 SEQ_LEN, BATCH_SIZE = 256, 8
@@ -39,22 +37,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=FOLDER)
     parser.add_argument("--steps", type=int, default=300, help=f"of {SEQ_LEN * BATCH_SIZE:,} tokens")
-    parser.add_argument(
-        "--llama-cpp-python", default=os.environ.get(LLAMA_CPP_PYTHON), help=f"an interpreter; or ${LLAMA_CPP_PYTHON}"
-    )
     args = parser.parse_args()
     if not (args.out / "data" / "held_out.bin").exists():
         write_data(args.out / "data")
     train(run_config(args.out, args.steps))
     for dtype in DTYPES:
         export_run(args.out / "run", args.out / f"hf-{dtype}", dtype=dtype, with_mtp=False, overwrite=True)
-    if args.llama_cpp_python is None:
-        print(f"no GGUF file is written: give --llama-cpp-python or set {LLAMA_CPP_PYTHON}")
-        return
-    write_gguf = Path(__file__).parent / "programs" / "write_gguf.py"
-    for dtype in DTYPES:
-        target = args.out / f"model-{dtype}.gguf"
-        subprocess.run([args.llama_cpp_python, write_gguf, args.out / "hf-fp32", target, dtype], check=True)
+    source = open_source(args.out / "hf-fp32")
+    for dtype, kind in (("fp32", "f32"), ("bf16", "bf16")):
+        export_gguf(source, args.out / f"model-{dtype}.gguf", type_name=kind, with_mtp=False, overwrite=True)
 
 
 def write_data(folder: Path) -> None:
