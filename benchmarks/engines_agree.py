@@ -107,7 +107,7 @@ def answered(export: Path, prompts: Tokens) -> tuple[Tokens, list[list[float]], 
 def logprob_difference(export: Path, prompts: Tokens, answers: Tokens, logprobs: list[list[float]]) -> float:
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(export, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(export, dtype=torch.float32, trust_remote_code=False).eval()
     largest = 0.0
     for prompt, answer, ours in zip(prompts, answers, logprobs, strict=True):
         logits_SV = model(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1].double()

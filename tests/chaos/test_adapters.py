@@ -29,6 +29,7 @@ from helpers.lineage import restarts
 from helpers.node_disks import Node
 from helpers.tiny_data import TinyData
 
+NUM_KILLS, NUM_STEPS, WORLD_SIZE = 20, 90, 4
 ANYWHERE = ("one", "all", "before_note", "file", "file")
 MOMENTS = [ANYWHERE, (*ANYWHERE, "node")]
 """What is drawn from, on shared storage and on nodes' disks."""
@@ -43,44 +44,33 @@ def base(tiny_data: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory / "hf"
 
 
-@pytest.mark.parametrize(
-    ("mode", "local", "num_kills", "world_size"),
-    [
-        ("full", True, 2, 2),
-        *(
-            pytest.param(mode, local, 20, 4, marks=pytest.mark.chaos)
-            for mode in ("full", "lite")
-            for local in (False, True)
-        ),
-    ],
-)
-def test_killed_again_and_again(
-    tiny_data: TinyData, base: Path, tmp_path: Path, mode: str, local: bool, num_kills: int, world_size: int
-) -> None:
-    num_steps = 15 if num_kills == 2 else 90
+@pytest.mark.chaos
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("mode", ["full", "lite"])
+def test_killed_again_and_again(tiny_data: TinyData, base: Path, tmp_path: Path, mode: str, local: bool) -> None:
     sections = {
         "init_from": str(base),
         "lora": {"rank": 8, "targets": ["all-linear"]},
         "precision": {"compute": "bf16"},
-        "parallel": {"dp_replicate": NUM_NODES, "dp_shard": world_size // NUM_NODES, "process_group_timeout_s": 1200},
+        "parallel": {"dp_replicate": NUM_NODES, "dp_shard": WORLD_SIZE // NUM_NODES, "process_group_timeout_s": 1200},
         "fault_tolerance": {"hang_timeout_s": None},  # on a busy machine a step was seen to take 230 s
         "checkpoint": CHECKPOINT | {"mode": mode},
     }
     for name in ("killed", "whole"):
         (tmp_path / name).mkdir()
-    killed = Chaos(tiny_data, tmp_path / "killed", num_steps, local, None, world_size // NUM_NODES, sections)
+    killed = Chaos(tiny_data, tmp_path / "killed", NUM_STEPS, local, None, WORLD_SIZE // NUM_NODES, sections)
     random.seed(f"{mode} {local}")
-    for _ in range(num_kills):
-        kill(killed, Strike(random.choice(MOMENTS[local]), random.randrange(6), world_size))
-    killed.run([], world_size)
+    for _ in range(NUM_KILLS):
+        kill(killed, Strike(random.choice(MOMENTS[local]), random.randrange(6), WORLD_SIZE))
+    killed.run([], WORLD_SIZE)
     print(report(killed))
-    per_node = world_size // NUM_NODES
-    copies = [set(range(first, first + per_node)) for first in range(0, world_size, per_node)]
+    per_node = WORLD_SIZE // NUM_NODES
+    copies = [set(range(first, first + per_node)) for first in range(0, WORLD_SIZE, per_node)]
     killed.check(copies if local else ())
-    whole = Chaos(tiny_data, tmp_path / "whole", num_steps, local=False, sections=sections)
+    whole = Chaos(tiny_data, tmp_path / "whole", NUM_STEPS, local=False, sections=sections)
     run_ranks(
         train_undisturbed,
-        world_size,
+        WORLD_SIZE,
         whole.config,
         restarts(killed.launches) if mode == "lite" else (),
         init_group=False,

@@ -56,7 +56,7 @@ def test_fifty_leaked_items_are_found_and_none_else(
 ) -> None:
     """Leaks stand inside other text, in capitals, with other punctuation; the rest of the shard are 200 problems of the
     same pattern. The shards are read in many parts."""
-    monkeypatch.setattr("glmforge.evaluate.contamination._BATCH_CHARACTERS", 10_000)
+    monkeypatch.setattr("glmforge.evaluate.contamination._BATCH_CHARACTERS", 30_000)
     questions, others = problems[:200], problems[200:]
     leaked = set(range(0, 200, 4))
     planted = [f"Forum post.\n\n{questions[n].upper().replace(',', ' -')}\n\nSolved!" for n in sorted(leaked)]

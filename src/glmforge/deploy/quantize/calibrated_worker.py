@@ -39,7 +39,7 @@ LOADED = 0.1
 
 def main(order_file: str) -> None:
     order = json.loads(Path(order_file).read_text())
-    model = AutoModelForCausalLM.from_pretrained(order["model"], dtype="auto").eval()
+    model = AutoModelForCausalLM.from_pretrained(order["model"], dtype="auto", trust_remote_code=False).eval()
     rows = [torch.tensor([row]) for row in order["rows"]]
     idle = experts_without_tokens(model, rows)
     linearize_moe(model)
@@ -146,7 +146,7 @@ def smoothing_difference(model: Any, probe: torch.Tensor, before: torch.Tensor) 
 def difference_when_loaded(directory: str, probe: torch.Tensor, expected: torch.Tensor) -> float:
     """Of logits of what was written to those before, in units of the largest; ends the program if it is another model.
     transformers unpacks experts to bf16, which is about 1e-2."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, trust_remote_code=False).eval()
     found = model(probe).logits.float()
     difference = ((found - expected).abs().max() / expected.abs().max().clamp(min=1)).item()
     if difference > LOADED:
