@@ -97,7 +97,9 @@ def answered(export: Path, prompts: Tokens) -> tuple[Tokens, list[list[float]], 
         vocab_size=load_model_config(export).vocab_size,
     )
     has_mtp = load_model_config(export).num_nextn_predict_layers > 0
-    engine = Engine.load(export, EngineConfig(drafter="mtp" if has_mtp else None), dtype=torch.float32)
+    engine = Engine.load(
+        export, EngineConfig(drafter="mtp" if has_mtp else None, num_drafts=1, max_draft_tokens=64), dtype=torch.float32
+    )
     samples = [sample for (sample,) in engine.generate(prompts, params)]
     logprobs = [[one.logprob for one in sample.logprobs] for sample in samples]
     return [sample.tokens for sample in samples], logprobs, engine.metrics.acceptance if has_mtp else None
