@@ -16,8 +16,7 @@ class Served:
     """A server's context."""
 
     tokenizer: Tokenizer
-    model_names: tuple[str, ...] = ("glm", "adapted")
-    adapters: frozenset[str] = frozenset({"adapted"})
+    model_names: tuple[str, ...] = ("glm", "other")
     max_positions: int = 2048
     default_max_tokens: int = 256
     created: int = 1_700_000_000

@@ -112,7 +112,10 @@ def serve(
     ] = False,
     write_deployment: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Write Dockerfile, Compose file and systemd unit instead of serving."),
+        typer.Option(
+            metavar="DIR",
+            help="Write files for Docker, Compose and systemd with engine, scenario, name, host and port.",
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite earlier deployment files.")] = False,
 ) -> None:

@@ -1,7 +1,8 @@
 """Files that run a server where it stays: a container image, Compose with Prometheus, a systemd unit.
 
 Versions are pinned, nobody runs as root, health is checked, the model is mounted read-only, and ports are open on the
-host alone. Keys are in none of the files.
+host alone. Keys are in none of the files: our own engine, and Prometheus which asks it, read one from a secret of
+Compose, vLLM from its environment.
 """
 
 import re
@@ -15,8 +16,8 @@ from glmforge.deploy.engines import KEY_VARIABLES, EngineName
 from glmforge.errors import GlmforgeError
 from glmforge.files import why_no_text
 
-_IMAGES = {"vllm": "0.11.0", "sglang": "0.5.3"}
-_MODEL_IN_CONTAINER = "/model"
+_IMAGES = {"vllm": "0.32.0", "sglang": "0.5.3"}
+_MODEL_IN_CONTAINER, _KEY_IN_CONTAINER = "/model", "/run/secrets/api-key"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _START_SECONDS = {True: 1800, False: 60}
 
@@ -49,6 +50,8 @@ def write_deployment(
     if why_no_text(path) is not None or any(letter in path for letter in ':"\\\n$%'):
         raise GlmforgeError(f"{path!r}: contains a character that Compose or systemd reads; move the model")
     inside = [_MODEL_IN_CONTAINER if word == str(model) else word for word in command]
+    if engine == "native":
+        inside += ["--api-key-file", _KEY_IN_CONTAINER]
     facts = {
         "engine": engine,
         "name": name,
@@ -58,6 +61,7 @@ def write_deployment(
         "command": _reachable(["python3" if "python" in inside[0] else inside[0], *inside[1:]]),
         "unit_command": " ".join(_quoted(path if word == str(model) else word) for word in command),
         "key_variable": KEY_VARIABLES.get(engine),
+        "key_file": _KEY_IN_CONTAINER if engine == "native" else None,
         "start_seconds": _START_SECONDS[num_gpus > 0],
         "torch": version("torch").partition("+")[0],
         "version": version("glmforge"),
@@ -74,7 +78,7 @@ def write_deployment(
         loader=PackageLoader("glmforge.deploy"), undefined=StrictUndefined, keep_trailing_newline=True
     )
     texts = {file: templates.get_template(template).render(facts) for file, template in written.items()}
-    if engine in KEY_VARIABLES and engine != "llama.cpp":
+    if engine == "vllm":
         texts[".env.example"] = f"{KEY_VARIABLES[engine]}=write-a-long-random-key-here\n"
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / file for file in texts]

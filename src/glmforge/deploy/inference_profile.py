@@ -53,7 +53,6 @@ class Timed:
     """A request: seconds from sending it to each piece of its answer, and the server's numbers of tokens."""
 
     pieces: list[float] = field(default_factory=list)
-    seconds: float = 0.0
     num_tokens: int = 0
     num_prompt_tokens: int = 0
     error: str = ""
@@ -236,7 +235,6 @@ async def _answer(client: httpx2.AsyncClient, model: str, prompt: str, load: Loa
         timed.error = _reason(error)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         timed.error = "malformed stream"
-    timed.seconds = time.perf_counter() - started
     timed.num_tokens = timed.num_tokens or len(timed.pieces)
     if not timed.pieces and not timed.error:
         timed.error = "empty answer"

@@ -77,11 +77,9 @@ def schema_of(body: Fields, name: str) -> Any:
 
 def common(body: Fields, context: Context) -> dict[str, Any]:
     """Fields of `Ask` that every API has."""
-    model, adapter = model_of(body, context)
     options = body.part("stream_options")
     return {
-        "model": model,
-        "adapter": adapter,
+        "model": model_of(body, context),
         "stream": body.flag("stream"),
         "include_usage": options is not None and options.flag("include_usage"),
         "priority": body.integer("priority", -(2**31)) or 0,

@@ -10,7 +10,7 @@ framework. A module of an API offers:
 
 import math
 import reprlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -86,7 +86,6 @@ class Ask:
             `max_new_tokens` counts both. The writer gets updates of every token, the one put in as well.
         max_tokens_zero: score the prompt alone; nothing generated is returned.
         prompt_logprobs: whether the answer tells those of the prompt.
-        adapter: the name of the adapter, if it is not the base model.
         timeout: seconds.
         id: the client's own, for abort.
         extra: what only the API's own writer understands.
@@ -102,7 +101,6 @@ class Ask:
     include_usage: bool = False
     priority: int = 0
     timeout: float | None = None
-    adapter: str | None = None
     id: str | None = None
     model: str = ""
     prompts: tuple[tuple[int, ...], ...] = ()
@@ -113,8 +111,7 @@ class Context(Protocol):
     """What parsing needs to know of the server.
 
     Attributes:
-        model_names: that a body may name, adapters included; the first is the default.
-        adapters: those of them that are adapters.
+        model_names: that a body may name; the first is the default.
         default_max_tokens: of an answer whose body does not say.
         created: Unix time in seconds.
     """
@@ -123,8 +120,6 @@ class Context(Protocol):
     def tokenizer(self) -> Tokenizer: ...
     @property
     def model_names(self) -> Sequence[str]: ...
-    @property
-    def adapters(self) -> Collection[str]: ...
     @property
     def max_positions(self) -> int: ...
     @property
@@ -308,15 +303,15 @@ def _check_scalar(item: object) -> None:
         raise invalid(None, f"the body is not JSON: has a {type(item).__name__}")
 
 
-def model_of(body: Fields, context: Context) -> tuple[str, str | None]:
-    """The model that a body names, and the adapter, if it is one. Raises `ApiError` 404 for others."""
+def model_of(body: Fields, context: Context) -> str:
+    """The model that a body names. Raises `ApiError` 404 for one that is not served."""
     name = body.text("model", context.model_names[0])
     if name not in context.model_names:
         known = ", ".join(context.model_names)
         raise ApiError(
             404, "not_found", f"model: {quoted(name)} does not exist; choose one of {known}", "model", "model_not_found"
         )
-    return name, name if name in context.adapters else None
+    return name
 
 
 def room_for(prompt: Sequence[int], asked: int | None, context: Context, *, least: int = 1) -> int:

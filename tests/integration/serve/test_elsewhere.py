@@ -45,8 +45,7 @@ def test_deployment_files_of_our_own_engine(served_model: Path, tmp_path: Path) 
     code, text = run(str(served_model), "--write-deployment", str(tmp_path / "out"), "--port", "8123")
     assert code == 0
     assert text.split() == [
-        str(tmp_path / "out" / name)
-        for name in ("tiny.service", "Dockerfile", "compose.yaml", "prometheus.yml", ".env.example")
+        str(tmp_path / "out" / name) for name in ("tiny.service", "Dockerfile", "compose.yaml", "prometheus.yml")
     ]
     assert '"serve", "/model", "--name", "tiny"' in (tmp_path / "out" / "Dockerfile").read_text()
     code, text = run(str(served_model), "--write-deployment", str(tmp_path / "out"))

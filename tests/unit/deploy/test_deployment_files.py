@@ -44,14 +44,18 @@ def test_containers(tmp_path: Path, model: Path, engine: EngineName, num_gpus: i
     assert server["read_only"] is True
     assert all(port.startswith("127.0.0.1:") for one in compose["services"].values() for port in one["ports"])
     assert ("deploy" in server) is (num_gpus > 0)
-    assert (server.get("env_file") == ".env") is (engine != "sglang") is (directory / ".env.example").exists()
+    assert (server.get("env_file") == ".env") is (engine == "vllm") is (directory / ".env.example").exists()
     scraped = yaml.safe_load((directory / "prometheus.yml").read_text())["scrape_configs"][0]
     assert scraped["static_configs"] == [{"targets": ["server:8000"]}]
+    key = {"credentials_file": "/run/secrets/api-key"} if engine == "native" else None
+    assert scraped.get("authorization") == key
+    assert {server.get("secrets") == ["api-key"], "secrets" in compose} == {engine == "native"}
     docker = (directory / "Dockerfile").read_text()
     assert docker.index("USER 10001") < docker.index("CMD [")
     assert re.search(r"^FROM \S+:v?\d+\.\d+\.\d+\S*$", docker, re.MULTILINE)
     started = json.loads(docker.splitlines()[-1].removeprefix("CMD "))
-    assert started == ["python3", "-m", "glmforge", "serve", "/model", "--host", "0.0.0.0", "--port", "8000"]
+    words = ["python3", "-m", "glmforge", "serve", "/model", "--host", "0.0.0.0", "--port", "8000"]
+    assert started == words + (["--api-key-file", "/run/secrets/api-key"] if key else [])
 
 
 def test_a_unit_quotes_what_systemd_would_expand(tmp_path: Path, model: Path) -> None:

@@ -71,17 +71,17 @@ def test_settings(served: Served) -> None:
         served, temperature=0, top_p=0, n=3, seed=-1, stop="x", logit_bias={"7": -100}, presence_penalty=1,
         frequency_penalty=2.0, logprobs=True, top_logprobs=2, top_k=-1, priority=-3, max_completion_tokens=7, timeout=2,
         stream=True, stream_options={"include_usage": True}, request_id="mine", user="me", unheard_of={"a": 1},
-        thinking={"type": "disabled"}, model="adapted",
+        thinking={"type": "disabled"}, model="other",
     )  # fmt: skip
     params = found.params
     assert (params.temperature, params.num_samples, params.seed, params.stop) == (0, 3, 2**63 - 1, ["x"])
     assert 0 < params.top_p < 1e-6
     assert (params.logit_bias, params.logprobs, params.top_k, params.max_new_tokens) == ({7: -100}, 2, 0, 7)
-    assert (found.priority, found.timeout, found.id, found.adapter) == (-3, 2, "mine", "adapted")
+    assert (found.priority, found.timeout, found.id, found.model) == (-3, 2, "mine", "other")
     assert found.stream
     assert found.include_usage
     defaults = ask(served)
-    assert (defaults.params.temperature, defaults.params.max_new_tokens, defaults.adapter) == (1.0, 256, None)
+    assert (defaults.params.temperature, defaults.params.max_new_tokens, defaults.model) == (1.0, 256, "glm")
     assert ask(served, max_tokens=10**6).params.max_new_tokens == 2048 - len(defaults.prompt)
     assert set(ask(served, ignore_eos=True).params.banned_tokens) == set(served.tokenizer.stop_ids)
     assert ask(served, stop_token_ids=[5]).params.stop_ids == (*served.tokenizer.stop_ids, 5)

@@ -7,6 +7,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+import psutil
+
 from glmforge.generate.engine import Engine
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -76,7 +78,10 @@ class ServerMetrics:
             "sequences_waiting": ("Sequences that wait for their turn.", len(scheduler.waiting)),
             "cache_used_ratio": ("Share of the cache that sequences hold.", engine.memory.share_held),
         }
-        lines: list[str] = []
+        lines = [
+            *_head("process_resident_memory_bytes", "Resident memory of the server.", "gauge"),
+            f"process_resident_memory_bytes {psutil.Process().memory_info().rss}",
+        ]
         for kind, table in (("counter", counters), ("gauge", gauges)):
             for name, (text, value) in table.items():
                 lines += [*_head(f"glmforge_{name}", text, kind), f"glmforge_{name} {value}"]

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -57,7 +57,6 @@ class ServedModel:
     max_positions: int
     default_max_tokens: int
     created: int = field(default_factory=lambda: int(time.time()))
-    adapters: Collection[str] = ()
 
 
 class Service:
