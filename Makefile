@@ -3,10 +3,9 @@
 BIN := .venv/bin
 # Tests differ a thousandfold in length: an idle process takes over what another has not begun.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations 15
-SERVING := tests/integration/serve tests/integration/page
 TYPES := $(BIN)/mypy && $(BIN)/lint-imports
 
-.PHONY: help setup demo check test test-ops test-corpus test-serving test-guides test-distributed test-chaos test-fuzz lint style format bench test-gpu bench-gpu figures
+.PHONY: help setup demo check test test-ops test-corpus test-integration test-guides test-distributed test-chaos test-fuzz lint style format bench test-gpu bench-gpu figures
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -22,9 +21,9 @@ check: setup style ## before a commit, in two minutes: style, types, and the uni
 	@tests=$$($(BIN)/python scripts/changed_tests.py); [ -z "$$tests" ] || $(BIN)/python -m pytest -q -n 2 $$tests
 
 # Types and imports take more than a minute of one core: beside the tests, and shown below them.
-test: setup style ## lint, types, imports, and the tests of glmforge
+test: setup style ## lint, types, imports, and the tests of glmforge: unit, distributed, end to end
 	@log=$$(mktemp); { $(TYPES); } >$$log 2>&1 & types=$$!; \
-	$(PYTEST) --ignore tests/ops --ignore tests/corpus $(SERVING:%=--ignore %); tests=$$?; \
+	$(PYTEST) --ignore tests/integration --ignore tests/ops --ignore tests/corpus; tests=$$?; \
 	wait $$types; types=$$?; cat $$log; rm $$log; exit $$((tests | types))
 
 test-ops: setup ## the tests of glmforge_ops: checks, setup, jobs; real Slurm, ssh and Prometheus on this machine
@@ -33,8 +32,8 @@ test-ops: setup ## the tests of glmforge_ops: checks, setup, jobs; real Slurm, s
 test-corpus: setup ## the tests of glmforge_corpus
 	$(PYTEST) tests/corpus
 
-test-serving: setup ## real servers under clients that behave and others, the chat page in chromium
-	$(PYTEST) $(SERVING)
+test-integration: setup ## whole runs, kills and resumes, reinforcement learning, real servers, the chat page in chromium
+	$(PYTEST) tests/integration
 
 test-guides: setup ## every command of every guide, on the data that it makes; real Slurm and ssh on this machine
 	$(BIN)/python -m pytest -m guides --durations 15

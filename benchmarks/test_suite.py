@@ -1,7 +1,7 @@
 """How long the tests take, and where the time goes.
 
     python benchmarks/test_suite.py                 # what CI runs; writes benchmarks/results/test_suite.json
-    python benchmarks/test_suite.py --suite test    # one of them: test, ops, corpus, serving; writes nothing
+    python benchmarks/test_suite.py --suite test    # one of them: test, integration, ops, corpus; writes nothing
 
 Seconds of tests run side by side are added up, so that the groups together make more than the wall time. A group is a
 folder two levels below `tests`. Processor minutes are those of all processes together, of tests and of what they start:
@@ -23,14 +23,13 @@ from typing import Any
 from harness import arguments
 from record import ROOT, write_result
 
-SERVING = ("integration/serve", "integration/page")
 SUITES = {
-    "test": ["tests", *(word for folder in ("ops", "corpus", *SERVING) for word in ("--ignore", f"tests/{folder}"))],
+    "test": ["tests", *(f"--ignore=tests/{folder}" for folder in ("integration", "ops", "corpus"))],
+    "integration": ["tests/integration"],
     "ops": ["tests/ops"],
     "corpus": ["tests/corpus"],
-    "serving": [f"tests/{folder}" for folder in SERVING],
 }
-"""What `make test`, `make test-ops`, `make test-corpus` and `make test-serving` run."""
+"""What `make test`, `make test-integration`, `make test-ops` and `make test-corpus` run."""
 
 
 def main() -> int:
