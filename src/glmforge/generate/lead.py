@@ -28,7 +28,7 @@ from glmforge.generate.sharded import ShardedModel
 from glmforge.generate.step import StepTokens, span_tokens
 from glmforge.kernels.paged_attention import PagedTokens
 
-BEAT_S = 10.0
+BEAT_S = 5.0
 _HEAD = 6
 """Numbers of a message: what to do, and what sizes the rest has."""
 
@@ -64,7 +64,7 @@ class LeadingModel:
         self._group, self._turn, self._end = group, threading.Lock(), threading.Event()
 
     @property
-    def experts_TMK(self) -> Tensor | None:  # noqa: N802 - the name has its shape
+    def experts_TMK(self) -> Tensor | None:
         return self.sharded.experts_TMK
 
     def anyone(self, busy: bool) -> bool:

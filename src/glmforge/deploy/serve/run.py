@@ -14,11 +14,11 @@ from types import FrameType
 import psutil
 import uvicorn
 
+from glmforge.config.parameters import parameter_table
 from glmforge.deploy.serve.access import LOOPBACK, Access, is_loopback, read_keys
 from glmforge.deploy.serve.app import make_app
 from glmforge.deploy.serve.page import page_routes
 from glmforge.deploy.serve.service import Limits, ServedModel, Service
-from glmforge.config.parameters import parameter_table
 from glmforge.errors import GlmforgeError
 from glmforge.generate.engine import Engine
 from glmforge.generate.lead import LeadingModel, RankLostError

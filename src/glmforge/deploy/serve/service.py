@@ -193,7 +193,9 @@ class Running:
             except UnreadError as error:
                 raise ApiError(504, "timeout", f"{error}; the answer was cancelled") from None
             except RankLostError:
-                raise Later("overloaded", "the server has lost one of its ranks and ends; try again later", 5.0) from None
+                raise Later(
+                    "overloaded", "the server has lost one of its ranks and ends; try again later", 5.0
+                ) from None
             except Exception as error:
                 code = secrets.token_hex(4)
                 logger.exception("a step has failed (%s)", code, exc_info=error)
