@@ -1,23 +1,22 @@
 """Several adapters on one base: each request names the one that it is answered with, or none.
 
-Every adapter has a model of its own around the base's weights, which are in memory once: what `adapt.lora` computes,
-with DoRA, experts, router, embedding, head, and parameters that were trained whole. All have the same pages, which the
-prefix tree keeps apart.
-
-A step computes the requests of each adapter on their own, those of none by the native kernels: as many passes as there
-are adapters among its requests. So a request's numbers do not depend on the adapters of others. One pass for all, with
-grouped low-rank products, would read the base's weights once: `docs/lab-notes/serving.md` has what that would gain.
+The base's weights are in memory once. A step computes the requests without an adapter by the native kernels, those of
+all plain adapters together (`grouped`), and those of each other adapter on their own, in a model around the base's
+weights: what `adapt.lora` computes, with DoRA, embedding, head, and parameters that were trained whole. All have the
+same pages, which the prefix tree keeps apart. `docs/lab-notes/serving.md` has what a step costs.
 
 Shapes: T tokens, L wanted tokens, V vocab_size.
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from glmforge.adapt.lora import put_adapters
 from glmforge.checkpoint.adapter.open import Adapter
+from glmforge.generate.grouped import GroupedAdapters, is_plain
 from glmforge.generate.runner import WholeModel
 from glmforge.generate.step import StepTokens, of_sequences
 from glmforge.model.transformer import GlmMoe
@@ -33,14 +32,18 @@ class AdaptedModels:
         self.config, self.device = self.base.config, self.base.device
         self.adapters = tuple(adapters)
         self.experts_TMK: Tensor | None = None
+        plain = {name: adapter for name, adapter in adapters.items() if is_plain(adapter, model.config)}
         self._runners: dict[str | None, WholeModel] = {None: self.base}
-        self._runners |= {name: WholeModel(with_adapter(model, adapter)) for name, adapter in adapters.items()}
+        if plain:
+            self._runners |= dict.fromkeys(plain, GroupedAdapters(around(model), plain))
+        for name in adapters.keys() - plain.keys():
+            self._runners[name] = WholeModel(around(model, adapters[name]))
 
     def anyone(self, busy: bool) -> bool:
         return busy
 
     def weights_changed(self) -> None:
-        for runner in self._runners.values():
+        for runner in set(self._runners.values()):
             runner.weights_changed()
 
     def weights_differ(self, *, closely: bool) -> bool:
@@ -51,47 +54,60 @@ class AdaptedModels:
 
     def allocate(self, num_pages: int, page_size: int) -> None:
         self.base.allocate(num_pages, page_size)
-        for name in self.adapters:
-            self._runners[name].use_cache(self.base.cache)
+        for runner in set(self._runners.values()) - {self.base}:
+            runner.use_cache(self.base.cache)
 
     def copy_page(self, source: int, target: int) -> None:
         self.base.copy_page(source, target)
 
     def run(self, tokens: StepTokens) -> Tensor:
-        places: dict[str | None, list[int]] = {}
-        for place, name in enumerate(tokens.adapters):
-            places.setdefault(name, []).append(place)
-        if len(places) == 1:
-            runner = self._runners[tokens.adapters[0]]
-            logits_LV = runner.run(tokens)
-            self.experts_TMK = runner.experts_TMK
+        if not any(tokens.adapters):
+            logits_LV = self.base.run(tokens)
+            self.experts_TMK = self.base.experts_TMK
             return logits_LV
-        all_rows, all_wanted, all_logits, all_experts = [], [], [], []
-        for name, some in places.items():
-            part, rows_t, wanted_l = of_sequences(tokens, some)
-            all_logits.append(self._runners[name].run(part))
-            all_rows.append(rows_t)
-            all_wanted.append(wanted_l)
-            all_experts.append(self._runners[name].experts_TMK)
+        places: dict[WholeModel, list[int]] = {}
+        for place, name in enumerate(tokens.adapters):
+            places.setdefault(self._runners[name], []).append(place)
+        parts = [self._run_part(tokens, runner, some) for runner, some in places.items()]
         if tokens.wants_experts:
-            self.experts_TMK = _joined(all_experts, all_rows)
-        return _joined(all_logits, all_wanted)
+            self.experts_TMK = _joined([(part.rows, part.experts) for part in parts])
+        return _joined([(part.wanted, part.logits) for part in parts])
+
+    def _run_part(self, tokens: StepTokens, runner: WholeModel, places: list[int]) -> "_Part":
+        if isinstance(runner, GroupedAdapters):
+            places = runner.order(tokens, places)
+        part, rows_t, wanted_l = of_sequences(tokens, places)
+        logits_lV = runner.run(part)
+        return _Part(rows_t, wanted_l, logits_lV, runner.experts_TMK)
 
 
-def with_adapter(base: GlmMoe, adapter: Adapter) -> GlmMoe:
-    """The model with the adapter, around the weights of `base`."""
+class _Part(NamedTuple):
+    """What one runner says of its tokens: where they stand in the step, and those of them that are wanted."""
+
+    rows: Tensor
+    wanted: Tensor
+    logits: Tensor
+    experts: Tensor | None
+
+
+def around(base: GlmMoe, adapter: Adapter | None = None) -> GlmMoe:
+    """A model of the weights of `base`, with an adapter in it."""
     with torch.device("meta"):
         model = GlmMoe(base.config)
-        put_adapters(model, adapter.lora)
+        if adapter is not None:
+            put_adapters(model, adapter.lora)
     weights = base.state_dict()
-    device = next(iter(weights.values())).device
-    # Magnitudes of DoRA are vectors, which are computed with in fp32.
-    own = {n: t.to(device, None if t.dim() < 2 else base.compute_dtype) for n, t in adapter.tensors.items()}
-    model.load_state_dict(weights | own, assign=True)
+    if adapter is not None:
+        device = next(iter(weights.values())).device
+        # Vectors are norms and the magnitudes of DoRA, which are computed with in fp32.
+        tensors = adapter.tensors.items()
+        weights |= {n: t.to(device, torch.float32 if t.dim() < 2 else base.compute_dtype) for n, t in tensors}
+    model.load_state_dict(weights, assign=True)
     model.compute_dtype = base.compute_dtype
     return model.eval()
 
 
-def _joined(parts: list[Tensor], places: list[Tensor]) -> Tensor:
+def _joined(parts: list[tuple[Tensor, Tensor | None]]) -> Tensor:
     """Rows of all parts where they belong."""
-    return torch.cat(parts)[torch.cat(places).argsort()]
+    places, rows = zip(*parts, strict=True)
+    return torch.cat(rows)[torch.cat(places).argsort()]

@@ -86,12 +86,15 @@ def span_tokens(
 
 
 def of_sequences(tokens: StepTokens, places: abc.Sequence[int]) -> tuple[StepTokens, Tensor, Tensor]:
-    """Those of some sequences alone, and where they stand among all tokens, and among the wanted ones."""
+    """Those of some sequences alone, in this order; where they stand among all tokens, and among the wanted ones."""
     paged, device = tokens.paged, tokens.ids_T.device
     counts, lengths = (tuple(numbers[place] for place in places) for numbers in (paged.counts, paged.lengths))
     begins = [0, *itertools.accumulate(paged.counts)]
     rows_t = torch.tensor([row for place in places for row in range(begins[place], begins[place + 1])], device=device)
-    wanted_l = torch.isin(tokens.wanted_L, rows_t).nonzero().squeeze(1)
+    at_T = torch.full_like(tokens.ids_T, -1)  # where in the part each token is
+    at_T[rows_t] = torch.arange(len(rows_t), device=device)
+    places_L = at_T[tokens.wanted_L]
+    wanted_l = places_L.argsort()[int((places_L < 0).sum()) :]
     part = StepTokens(
         tokens.ids_T[rows_t],
         tokens.positions_T[rows_t],
@@ -103,7 +106,7 @@ def of_sequences(tokens: StepTokens, places: abc.Sequence[int]) -> tuple[StepTok
             counts,
             lengths,
         ),
-        torch.searchsorted(rows_t, tokens.wanted_L[wanted_l]),
+        places_L[wanted_l],
         tokens.wants_experts,
         tuple(tokens.adapters[place] for place in places),
     )
