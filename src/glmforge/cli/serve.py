@@ -19,8 +19,13 @@ if TYPE_CHECKING:
     from glmforge.checkpoint.adapter.open import Adapter
     from glmforge.config.model import ModelConfig
     from glmforge.deploy.serve.run import ServerConfig
-    from glmforge.generate.config import EngineConfig
+    from glmforge.generate.config import DrafterName, EngineConfig
 
+_DRAFTERS: "dict[DrafterChoice, DrafterName | None]" = {
+    DrafterChoice.none: None,
+    DrafterChoice.mtp: "mtp",
+    DrafterChoice.ngram: "ngram",
+}
 _ADAPTER_NAME = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 
 
@@ -113,16 +118,13 @@ def _settings(options: Options, model: "ModelConfig", free_bytes: float) -> "Eng
 
     shares_model = bool(options.adapter or options.parallel)
     chosen = native_settings(options.scenario.value, model, free_bytes, can_draft_by_mtp=not shares_model)
-    drafter = chosen.drafter
-    if options.drafter is not None:
-        drafter = None if options.drafter is DrafterChoice.none else options.drafter.value
     return EngineConfig(
         cache_bytes=chosen.cache_bytes if options.cache_gib is None else int(options.cache_gib * 2**30),
         max_sequences=options.max_sequences or chosen.max_sequences,
         max_step_tokens=options.max_step_tokens or chosen.max_step_tokens,
         max_queued_requests=options.max_queued,
         seed=secrets.randbits(62),
-        drafter=drafter,
+        drafter=chosen.drafter if options.drafter is None else _DRAFTERS[options.drafter],
     )
 
 

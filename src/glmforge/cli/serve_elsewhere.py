@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import typer
 from rich.console import Console
@@ -35,7 +35,7 @@ class Elsewhere(NamedTuple):
 def serve_elsewhere(options: Options) -> None:
     """Plan the service, and start it, show it, or write files that start it."""
     asked = Elsewhere(
-        cast("EngineName", options.engine.value),
+        options.engine.value,
         options.scenario.value,
         options.host,
         options.port,
@@ -50,9 +50,16 @@ def serve_elsewhere(options: Options) -> None:
     if options.write_deployment is not None:
         from glmforge.deploy.deployment_files import write_deployment
 
-        name, num_gpus = asked.name.lower(), plan.num_gpus
-        settings = {"name": name, "port": asked.port, "num_gpus": num_gpus, "overwrite": options.force}
-        for path in write_deployment(options.write_deployment, asked.engine, command, options.model, **settings):
+        for path in write_deployment(
+            options.write_deployment,
+            asked.engine,
+            command,
+            options.model,
+            name=asked.name.lower(),
+            port=asked.port,
+            num_gpus=plan.num_gpus,
+            overwrite=options.force,
+        ):
             typer.echo(str(path))
     elif options.dry_run:
         show_plan(plan, command, asked)

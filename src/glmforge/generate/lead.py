@@ -59,13 +59,10 @@ class LeadingModel:
 
     def __init__(self, sharded: ShardedModel, group: dist.ProcessGroup) -> None:
         self.sharded, self.config, self.device = sharded, sharded.config, sharded.device
+        self.experts_TMK: Tensor | None = None
         self.lost: RankLostError | None = None
         self.on_lost: Callable[[RankLostError], None] = lambda error: None
         self._group, self._turn, self._end = group, threading.Lock(), threading.Event()
-
-    @property
-    def experts_TMK(self) -> Tensor | None:
-        return self.sharded.experts_TMK
 
     def anyone(self, busy: bool) -> bool:
         return busy
@@ -94,7 +91,9 @@ class LeadingModel:
         sizes = (len(tokens.ids_T), *paged.pages_RM.shape, len(tokens.wanted_L), int(tokens.wants_experts))
         with self._telling(_Do.RUN, *sizes):
             self._send(torch.cat([part.reshape(-1).to("cpu", torch.int64) for part in _parts(tokens)]))
-            return self.sharded.run(tokens)
+            logits_LV = self.sharded.run(tokens)
+        self.experts_TMK = self.sharded.experts_TMK
+        return logits_LV
 
     def beat(self) -> None:
         """Let nobody wait for longer than `BEAT_S`, until `end`. Of a thread of its own."""

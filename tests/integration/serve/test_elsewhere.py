@@ -70,7 +70,7 @@ def test_deployment_files_repeat_the_options(served_model: Path, tmp_path: Path)
         assert words in unit
     assert "--write-deployment" not in unit
     image, compose = ((tmp_path / "out" / name).read_text() for name in ("Dockerfile", "compose.yaml"))
-    for words in ('"--adapter", "poems=/mounted/1"', '"--requests-per-minute", "9"', '"--tokenizer", "/mod'):
+    for words in ('"--adapter", "poems=/mounted/1"', '"--requests-per-minute", "9"', '"--tokenizer", "/mounted/0"'):
         assert words in image
     assert image.count("--api-key-file") == 1
     assert str(keys) not in image

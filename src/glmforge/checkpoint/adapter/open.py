@@ -47,7 +47,7 @@ def open_adapter(source: Path, model: ModelConfig, base: Callable[[], BaseWeight
     check_adapter(path)
     table, stored = table_with(model, description.lora), StoredTensors(path, PARAMETER_PREFIX)
     tensors = {name: stored[name] for name in stored}
-    wanted = {row.name: row.shape for row in table.trained().values()}
+    wanted = {row.name: row.shape for row in table.trained().values() if row.lr_scale}
     if wanted != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:
         raise CheckpointError(f"{path}: has adapters of a model of other sizes; use one that was trained on this base")
     if odd := next((name for name, tensor in tensors.items() if not tensor.isfinite().all()), None):
