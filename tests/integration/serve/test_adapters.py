@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 from glmforge.checkpoint.adapter.merge import merge
 from glmforge.checkpoint.adapter.peft_config import WEIGHTS_FILE
 from glmforge.checkpoint.adapter.to_peft import export_peft
 from glmforge.checkpoint.convert import export_hf, hf_model_config
 from glmforge.checkpoint.pretrained import load_pretrained
-from helpers.bad_input import assert_one_line
+from glmforge.cli.app import app
+from glmforge.errors import GlmforgeError
 from helpers.command import Commands, commands_in
 from helpers.made_adapters import made_adapter, save_adapter
 from helpers.serving import NAME, Server, start_server
@@ -146,25 +148,21 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_directories(
-    case: str, served_model: Path, directories: dict[str, Path], commands: Commands, tmp_path: Path
-) -> None:
+def test_hostile_directories(case: str, served_model: Path, directories: dict[str, Path], tmp_path: Path) -> None:
     damage, reason = HOSTILE[case]
     shutil.copytree(directories["peft"], tmp_path / "adapter")
     damage(tmp_path / "adapter")
-    started = commands.start("serve", str(served_model), "--adapter", f"bad={tmp_path / 'adapter'}", prepared=True)
-    assert_one_line((started.wait(), started.output), "--adapter bad", reason)
+    refused(GlmforgeError, served_model, "--adapter", f"bad={tmp_path / 'adapter'}", words=("--adapter bad", reason))
 
 
-def test_adapters_of_other_weights(
-    served_model: Path, directories: dict[str, Path], commands: Commands, tmp_path: Path
-) -> None:
+def test_adapters_of_other_weights(served_model: Path, directories: dict[str, Path], tmp_path: Path) -> None:
     model = load_pretrained(served_model)
     with torch.no_grad():
         model.model.norm.weight[0] += 1
     export_hf(model.state_dict(), model.config, tmp_path / "other", dtype=torch.float32, tokenizer_dir=served_model)
-    started = commands.start("serve", str(tmp_path / "other"), "--adapter", f"ours={directories['run']}")
-    assert_one_line((started.wait(), started.output), "--adapter ours", "holds other or changed weights")
+    adapter = f"ours={directories['run']}"
+    words = ("--adapter ours", "holds other or changed weights")
+    refused(GlmforgeError, tmp_path / "other", "--adapter", adapter, words=words)
 
 
 @pytest.mark.parametrize(
@@ -179,10 +177,16 @@ def test_adapters_of_other_weights(
         (["--adapter", "a=/nowhere"], "/nowhere"),
     ],
 )
-def test_options(served_model: Path, commands: Commands, options: list[str], reason: str) -> None:
+def test_options(served_model: Path, options: list[str], reason: str) -> None:
     """Wrong options have another status than wrong directories."""
-    started = commands.start("serve", str(served_model), *options, prepared=True)
-    assert started.wait() == (1 if "/nowhere" in reason else 2)
-    (line,) = [line for line in started.output.splitlines() if line.startswith("glmforge")]
-    assert reason in line
-    assert "Traceback" not in started.output
+    refused(GlmforgeError if "/nowhere" in reason else SystemExit, served_model, *options, words=(reason,))
+
+
+def refused(kind: type[BaseException], model: Path, *options: str, words: tuple[str, ...]) -> None:
+    """By one line, which `main` prints of an error, or click's option has printed."""
+    result = CliRunner().invoke(app, ["serve", str(model), *options])
+    assert isinstance(result.exception, kind), result.output
+    text = result.output.strip() if kind is SystemExit else str(result.exception)
+    assert len(text.splitlines()) == 1
+    assert all(word in text for word in words), text
+    assert "\x1b" not in text
