@@ -72,7 +72,9 @@ def _serve(options: Options, adapters: dict[str, Path]) -> None:
 
     config = _server_config(options)
     launch = LaunchEnvironment.read()
-    if launch.world_size > 1 or options.parallel:
+    if options.parallel and launch.world_size == 1:
+        raise typer.BadParameter("there is one process; start several by torchrun", param_hint="--parallel")
+    if launch.world_size > 1:
         serve_ranks(
             str(options.model),
             config,

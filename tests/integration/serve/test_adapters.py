@@ -174,6 +174,7 @@ def test_adapters_of_other_weights(served_model: Path, directories: dict[str, Pa
         (["--adapter", "a=x", "--adapter", "a=y"], "two models"),
         (["--adapter", f"{NAME}=x"], "two models"),
         (["--adapter", "a=x", "--engine", "vllm"], "not served by --engine vllm"),
+        (["--parallel", "tp=2"], "start several by torchrun"),
         (["--adapter", "a=/nowhere"], "/nowhere"),
     ],
 )

@@ -158,6 +158,7 @@ def _banner(engine: Engine, config: ServerConfig, port: int, *, has_keys: bool) 
     keys = "API key required" if has_keys else "no API key"
     return [
         f"serving {config.name} ({size / 1e6:,.1f}M parameters) at {url}; {keys}",
+        *([f"adapters: {', '.join(engine.runner.adapters)}"] if engine.runner.adapters else []),
         f"memory: {used:.1f} GiB in use, cache for {cache:,} tokens; Ctrl-C stops",
         *([f"open {url}"] if page_routes() else []),
     ]
