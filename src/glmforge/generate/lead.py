@@ -15,7 +15,7 @@ noticed.
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from enum import IntEnum
 
@@ -62,7 +62,7 @@ class LeadingModel:
         self.experts_TMK: Tensor | None = None
         self.lost: RankLostError | None = None
         self.on_lost: Callable[[RankLostError], None] = lambda error: None
-        self._group, self._turn, self._end = group, threading.Lock(), threading.Event()
+        self._group, self._turn, self._end = group, threading.RLock(), threading.Event()
 
     def anyone(self, busy: bool) -> bool:
         return busy
@@ -98,11 +98,11 @@ class LeadingModel:
     def beat(self) -> None:
         """Let nobody wait for longer than `BEAT_S`, until `end`. Of a thread of its own."""
         while not self._end.wait(BEAT_S):
-            try:
+            with self._turn, suppress(RankLostError):
+                if self.lost is not None or self._end.is_set():
+                    return
                 with self._telling(_Do.WAIT):
                     dist.barrier(self._group)
-            except RankLostError:
-                return
 
     def end(self) -> None:
         """Have the others leave. Raises `RankLostError` where one is not there any more."""
@@ -119,12 +119,14 @@ class LeadingModel:
             try:
                 self._send(torch.tensor([what, *numbers, *[0] * (_HEAD - 1 - len(numbers))]))
                 yield
-            except Exception as error:  # of torch.distributed, or of this rank alone, which the others do not know
+            except BaseException as error:  # of torch.distributed, or of this rank alone, which the others do not know
                 reason = (str(error).splitlines() or [type(error).__name__])[0]
                 self.lost = RankLostError(f"a step of all ranks has failed: {reason}")
                 self.lost.__cause__ = error
                 self.on_lost(self.lost)
-                raise self.lost from error
+                if isinstance(error, Exception):
+                    raise self.lost from error
+                raise
 
     def _send(self, numbers: Tensor) -> None:
         dist.broadcast(numbers, 0, group=self._group)
