@@ -50,12 +50,12 @@ class Started:
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
 
-    def workers(self) -> dict[int, int]:
+    def workers(self, command: str = "train") -> dict[int, int]:
         """Rank -> process id of what torchrun has started."""
         found = {}
         for child in psutil.Process(self.process.pid).children(recursive=True):
             with suppress(psutil.Error):
-                if "train" in child.cmdline() and child.ppid() == self.process.pid:
+                if command in child.cmdline() and child.ppid() == self.process.pid:
                     rank = child.environ().get("RANK")
                     if rank is not None:  # else a fork of torchrun that is about to become one
                         found[int(rank)] = child.pid

@@ -83,7 +83,12 @@ def start_server(commands: Commands, model: Path, *options: str, **environment: 
     started = commands.start(
         "serve", str(model), "--port", "0", "--cache-gib", "0.05", *options, environment=environment or None
     )
+    return Server(started, address_in(started))
+
+
+def address_in(started: Started) -> str:
+    """Where a server listens, once it does."""
     started.wait_until(lambda: " at http" in started.output)
     found = re.search(r"at (http://\S+:\d+)", started.output)
     assert found is not None, started.output
-    return Server(started, found[1])
+    return found[1]

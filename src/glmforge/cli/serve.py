@@ -1,124 +1,36 @@
 """`glmforge serve`: a model behind the APIs of OpenAI and Anthropic, and a chat page."""
 
+import re
 import secrets
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING
 
 import typer
 
+from glmforge.cli.serve_elsewhere import serve_elsewhere
+from glmforge.cli.serve_options import DrafterChoice, EngineName, Options, Scenario
+from glmforge.cli.signature import takes
+from glmforge.errors import GlmforgeError
+
 if TYPE_CHECKING:
-    from glmforge.deploy.engines import EngineName as EngineLiteral
-    from glmforge.generate.config import DrafterName
+    import torch
 
-_OTHERS = "Other engines"
-_CHOSEN = "by --scenario"
-
-
-class EngineName(StrEnum):
-    """Programs that can run the model."""
-
-    native = "native"
-    vllm = "vllm"
-    sglang = "sglang"
-    llama_cpp = "llama.cpp"
-
-
-class Scenario(StrEnum):
-    """What is best."""
-
-    high_throughput = "high-throughput"
-    balanced = "balanced"
-    low_latency = "low-latency"
-    memory_constrained = "memory-constrained"
-
-
-class Dtype(StrEnum):
-    """Types that a model can compute in."""
-
-    bf16 = "bf16"
-    fp32 = "fp32"
-
-
-class DrafterChoice(StrEnum):
-    """Who guesses at the coming tokens."""
-
-    none = "none"
-    mtp = "mtp"
-    ngram = "ngram"
-
+    from glmforge.checkpoint.adapter.open import Adapter
+    from glmforge.config.model import ModelConfig
+    from glmforge.deploy.serve.run import ServerConfig
+    from glmforge.generate.config import DrafterName, EngineConfig
 
 _DRAFTERS: "dict[DrafterChoice, DrafterName | None]" = {
     DrafterChoice.none: None,
     DrafterChoice.mtp: "mtp",
     DrafterChoice.ngram: "ngram",
 }
+_ADAPTER_NAME = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 
 
-def serve(
-    model: Annotated[Path, typer.Argument(help="An export, a run, a step of it (RUN@STEP), or a checkpoint.")],
-    engine: Annotated[EngineName, typer.Option(help="The engine that runs the model.")] = EngineName.native,
-    scenario: Annotated[Scenario, typer.Option(help="What the settings below are chosen for.")] = Scenario.balanced,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; others than loopback need an API key.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: a free one.")] = 8000,
-    name: Annotated[str | None, typer.Option(help="Name of the model; default: the directory's.")] = None,
-    api_key_file: Annotated[
-        Path | None, typer.Option(help="API keys, one per line; the variable GLMFORGE_API_KEYS adds to them.")
-    ] = None,
-    public: Annotated[bool, typer.Option("--public", help="Listen beyond this machine without an API key.")] = False,
-    allow_host: Annotated[list[str] | None, typer.Option(help="Another host name that requests may use.")] = None,
-    allow_origin: Annotated[list[str] | None, typer.Option(help="Origin of a web page that may ask (CORS).")] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(min=1, help="Limit per API key.")] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds per request.")] = 600.0,
-    drain_seconds: Annotated[float, typer.Option(min=0.0, help="Seconds for running answers at SIGTERM.")] = 30.0,
-    cache_gib: Annotated[
-        float | None,
-        typer.Option(min=0.0, help="Memory of the cache for keys and values, in GiB.", show_default=_CHOSEN),
-    ] = None,
-    max_sequences: Annotated[
-        int | None, typer.Option(min=1, help="Sequences computed at the same time.", show_default=_CHOSEN)
-    ] = None,
-    max_step_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens computed per step.", show_default=_CHOSEN)
-    ] = None,
-    max_queued: Annotated[int, typer.Option(min=1, help="Requests that may wait; further ones get 429.")] = 256,
-    max_prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Longest prompt.")] = None,
-    max_body_mib: Annotated[int, typer.Option(min=1, help="Largest request body, in MiB.")] = 16,
-    drafter: Annotated[DrafterChoice | None, typer.Option(help="Speculative decoding.", show_default=_CHOSEN)] = None,
-    dtype: Annotated[Dtype | None, typer.Option(help="Dtype to compute in; default: that of the weights.")] = None,
-    device: Annotated[str, typer.Option(help="Device, such as cuda.")] = "cpu",
-    tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer directory; default: the model's own.")] = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="GPU, such as h100-80gb; default: this machine's.", rich_help_panel=_OTHERS),
-    ] = None,
-    num_gpus: Annotated[
-        int | None, typer.Option("--gpus", min=1, max=4096, help="Number of GPUs.", rich_help_panel=_OTHERS)
-    ] = None,
-    weights: Annotated[
-        str | None,
-        typer.Option(help="Format of the weights; default: as stored.", rich_help_panel=_OTHERS),
-    ] = None,
-    context: Annotated[
-        int | None,
-        typer.Option(min=1, help="Longest sequence; default: the model's.", rich_help_panel=_OTHERS),
-    ] = None,
-    length: Annotated[int, typer.Option(min=1, help="Mean length of a sequence.", rich_help_panel=_OTHERS)] = 4096,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print settings, memory, speed and command.", rich_help_panel=_OTHERS)
-    ] = False,
-    write_deployment: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Write files for Docker, Compose and systemd with engine, scenario, name, host and port.",
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite earlier deployment files.")] = False,
-) -> None:
+@takes(Options)
+def serve(options: Options) -> None:
     """Serve a model: OpenAI's chat, completions and Responses, Anthropic's Messages, and a chat page.
 
     Listens on this machine alone by default. Ctrl-C or SIGTERM waits for running answers; a second one ends at once.
@@ -133,100 +45,174 @@ def serve(
 
         glmforge serve models/GLM-4.5-Air --engine vllm --scenario low-latency --gpu h100-80gb --gpus 8 --dry-run
 
+        glmforge serve runs/demo/export --adapter poems=runs/poems --adapter sql=downloaded/sql
+
+        torchrun --nproc-per-node 4 -m glmforge serve runs/glm/export --parallel ep=4
+
         glmforge serve runs/demo/export --write-deployment deployment
     """
-    served_as = name or model.name
-    if engine is not EngineName.native:
-        from glmforge.cli.serve_elsewhere import Elsewhere, plan_elsewhere, show_plan, start
+    adapters = _adapter_directories(options)
+    if options.engine is not EngineName.native:
+        serve_elsewhere(options)
+    elif options.write_deployment is not None:
+        _write_deployment(options, options.write_deployment, adapters)
+    elif options.dry_run:
+        _show_settings(options)
+    else:
+        _serve(options, adapters)
 
-        asked = Elsewhere(
-            cast("EngineLiteral", engine.value),
-            scenario.value,
-            host,
-            port,
-            served_as,
-            gpu,
-            num_gpus,
-            weights,
-            context,
-            length,
+
+def _serve(options: Options, adapters: dict[str, Path]) -> None:
+    from glmforge.checkpoint.pretrained import load_with_tokenizer
+    from glmforge.deploy.serve.ranks import serve_ranks
+    from glmforge.deploy.serve.run import serve as run_server
+    from glmforge.generate.adapters import AdaptedModels
+    from glmforge.generate.engine import Engine
+    from glmforge.runtime.launch import LaunchEnvironment
+
+    config = _server_config(options)
+    launch = LaunchEnvironment.read()
+    if options.parallel and launch.world_size == 1:
+        raise typer.BadParameter("there is one process; start several by torchrun", param_hint="--parallel")
+    if launch.world_size > 1:
+        serve_ranks(
+            str(options.model),
+            config,
+            lambda runner: _settings(options, runner.config, _free_bytes(options) / launch.local_world_size),
+            dtype=_dtype(options),
+            tokenizer=options.tokenizer,
+            parallel=options.parallel or (),
+            say=typer.echo,
         )
-        plan, command = plan_elsewhere(model, asked)
-        if write_deployment is not None:
-            _write_deployment(write_deployment, engine, command, model, served_as, port, plan.num_gpus, force)
-        elif dry_run:
-            show_plan(plan, command, asked)
-        else:
-            start(command, asked.engine)
         return
-    if write_deployment is not None:
-        command = [sys.executable, "-m", "glmforge", "serve", str(model), "--name", served_as]
-        command += ["--scenario", scenario.value, "--host", host, "--port", str(port)]
-        _write_deployment(write_deployment, engine, command, model, served_as, port, 0, force)
-        return
+    opened = _open_adapters(options.model, adapters)
+    model, words = load_with_tokenizer(options.model, options.tokenizer, dtype=_dtype(options), device=options.device)
+    settings = _settings(options, model.config, _free_bytes(options))
+    run_server(Engine(AdaptedModels(model, opened) if opened else model, settings, tokenizer=words), config, typer.echo)
 
+
+def _server_config(options: Options) -> "ServerConfig":
+    from glmforge.deploy.serve.run import ServerConfig
+    from glmforge.deploy.serve.service import Limits
+
+    config = ServerConfig(
+        name=options.served_as,
+        host=options.host,
+        port=options.port,
+        key_file=options.api_key_file,
+        allow_public=options.public,
+        hosts=tuple(options.allow_host or ()),
+        origins=tuple(options.allow_origin or ()),
+        requests_per_minute=options.requests_per_minute,
+        drain_seconds=options.drain_seconds,
+        limits=Limits(
+            body_bytes=options.max_body_mib << 20, prompt_tokens=options.max_prompt_tokens, seconds=options.timeout
+        ),
+    )
+    config.check()
+    return config
+
+
+def _settings(options: Options, model: "ModelConfig", free_bytes: float) -> "EngineConfig":
+    """As given, else by the scenario; of a model that is loaded beside so many free bytes."""
+    from glmforge.deploy.serve.scenario import native_settings
+    from glmforge.generate.config import EngineConfig
+
+    shares_model = bool(options.adapter or options.parallel)
+    chosen = native_settings(options.scenario.value, model, free_bytes, can_draft_by_mtp=not shares_model)
+    return EngineConfig(
+        cache_bytes=chosen.cache_bytes if options.cache_gib is None else int(options.cache_gib * 2**30),
+        max_sequences=options.max_sequences or chosen.max_sequences,
+        max_step_tokens=options.max_step_tokens or chosen.max_step_tokens,
+        max_queued_requests=options.max_queued,
+        seed=secrets.randbits(62),
+        drafter=chosen.drafter if options.drafter is None else _DRAFTERS[options.drafter],
+    )
+
+
+def _show_settings(options: Options) -> None:
+    """What would be served, by the files' headers alone."""
+    from glmforge.deploy.served_model import stored_size
+
+    model, num_bytes = stored_size(options.model, _dtype(options))
+    settings = _settings(options, model, max(0.0, _free_bytes(options) - num_bytes))
+    typer.echo(f"weights: {num_bytes / 2**30:.2f} GiB")
+    for setting in ("max_sequences", "max_step_tokens", "cache_bytes", "drafter"):
+        typer.echo(f"{setting}: {getattr(settings, setting)}")
+
+
+def _dtype(options: Options) -> "torch.dtype | None":
+    import torch
+
+    if options.dtype is None:
+        return torch.bfloat16 if options.scenario is Scenario.memory_constrained else None
+    return {"bf16": torch.bfloat16, "fp32": torch.float32}[options.dtype.value]
+
+
+def _free_bytes(options: Options) -> float:
     import psutil
     import torch
 
-    from glmforge.checkpoint.pretrained import load_with_tokenizer
-    from glmforge.deploy.serve.run import ServerConfig
-    from glmforge.deploy.serve.run import serve as run_server
-    from glmforge.deploy.serve.scenario import native_settings
-    from glmforge.deploy.serve.service import Limits
-    from glmforge.generate.config import EngineConfig
-    from glmforge.generate.engine import Engine
-
-    config = ServerConfig(
-        name=served_as,
-        host=host,
-        port=port,
-        key_file=api_key_file,
-        allow_public=public,
-        hosts=tuple(allow_host or ()),
-        origins=tuple(allow_origin or ()),
-        requests_per_minute=requests_per_minute,
-        drain_seconds=drain_seconds,
-        limits=Limits(body_bytes=max_body_mib << 20, prompt_tokens=max_prompt_tokens, seconds=timeout),
-    )
-    config.check()
-    kind = dtype.value if dtype is not None else "bf16" if scenario is Scenario.memory_constrained else None
-    loaded, words = load_with_tokenizer(
-        model,
-        tokenizer,
-        dtype=None if kind is None else {"bf16": torch.bfloat16, "fp32": torch.float32}[kind],
-        device=device,
-    )
-    free = psutil.virtual_memory().available if device == "cpu" else torch.cuda.mem_get_info(device)[0]
-    chosen = native_settings(scenario.value, loaded.config, free)
-    settings = EngineConfig(
-        cache_bytes=chosen.cache_bytes if cache_gib is None else int(cache_gib * 2**30),
-        max_sequences=max_sequences or chosen.max_sequences,
-        max_step_tokens=max_step_tokens or chosen.max_step_tokens,
-        max_queued_requests=max_queued,
-        seed=secrets.randbits(62),
-        drafter=chosen.drafter if drafter is None else _DRAFTERS[drafter],
-    )
-    if dry_run:
-        for setting in ("max_sequences", "max_step_tokens", "cache_bytes", "drafter"):
-            typer.echo(f"{setting}: {getattr(settings, setting)}")
-        return
-    run_server(Engine(loaded, settings, tokenizer=words), config, typer.echo)
+    if options.device == "cpu" and not (options.parallel and torch.cuda.is_available()):
+        return float(psutil.virtual_memory().available)
+    return float(torch.cuda.mem_get_info(None if options.device == "cpu" else options.device)[0])
 
 
-def _write_deployment(
-    directory: Path,
-    engine: EngineName,
-    command: list[str],
-    model: Path,
-    name: str,
-    port: int,
-    num_gpus: int,
-    force: bool,
-) -> None:
+def _adapter_directories(options: Options) -> dict[str, Path]:
+    """Of --adapter, by name."""
+    found: dict[str, Path] = {}
+    for text in options.adapter or ():
+        name, _, directory = text.partition("=")
+        if not _ADAPTER_NAME.fullmatch(name) or not directory:
+            raise typer.BadParameter(
+                f"'{text}': pass NAME=DIR, the name of letters, digits, '.', ':', '-' and '_'", param_hint="--adapter"
+            )
+        if name in found or name == options.served_as:
+            raise typer.BadParameter(f"'{name}' is the name of two models; choose another", param_hint="--adapter")
+        found[name] = Path(directory)
+    if found and (options.parallel or options.engine is not EngineName.native):
+        reason = "with --parallel" if options.parallel else f"by --engine {options.engine.value}"
+        raise typer.BadParameter(f"adapters are not served {reason}; merge one ('glmforge adapter merge --full')")
+    return found
+
+
+def _open_adapters(model: Path, adapters: dict[str, Path]) -> "dict[str, Adapter]":
+    """Before the model is loaded, which takes longer."""
+    if not adapters:
+        return {}
+    from functools import cache
+
+    from glmforge.checkpoint.adapter.open import open_adapter, weights_of
+    from glmforge.deploy.served_model import stored_config_of
+
+    opened, config, base = {}, stored_config_of(model), cache(lambda: weights_of(model))
+    for name, directory in adapters.items():
+        try:
+            opened[name] = open_adapter(directory, config, base)
+        except GlmforgeError as error:
+            raise type(error)(f"--adapter {name}: {error}") from None
+    return opened
+
+
+def _write_deployment(options: Options, directory: Path, adapters: dict[str, Path]) -> None:
     from glmforge.deploy.deployment_files import write_deployment
 
-    paths = write_deployment(
-        directory, engine.value, command, model, name=name.lower(), port=port, num_gpus=num_gpus, overwrite=force
-    )
-    for path in paths:
-        typer.echo(str(path))
+    if options.parallel:
+        raise typer.BadParameter(
+            "the files start one process; put torchrun before its command", param_hint="--parallel"
+        )
+    command = [sys.executable, "-m", "glmforge", "serve", *options.repeated()]
+    for name, path in adapters.items():
+        command += ["--adapter", f"{name}={path.absolute()}"]
+    others = [path.absolute() for path in (options.tokenizer, *adapters.values()) if path is not None]
+    for file in write_deployment(
+        directory,
+        "native",
+        command,
+        options.model.absolute(),
+        name=options.served_as.lower(),
+        port=options.port,
+        others=others,
+        overwrite=options.force,
+    ):
+        typer.echo(str(file))

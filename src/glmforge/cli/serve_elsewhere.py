@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import typer
 from rich.console import Console
 
+from glmforge.cli.serve_options import Options
 from glmforge.cli.tables import print_table, table
 from glmforge.errors import GlmforgeError
 
@@ -29,6 +30,41 @@ class Elsewhere(NamedTuple):
     weights: str | None
     context: int | None
     length: int
+
+
+def serve_elsewhere(options: Options) -> None:
+    """Plan the service, and start it, show it, or write files that start it."""
+    asked = Elsewhere(
+        options.engine.value,
+        options.scenario.value,
+        options.host,
+        options.port,
+        options.served_as,
+        options.gpu,
+        options.num_gpus,
+        options.weights,
+        options.context,
+        options.length,
+    )
+    plan, command = plan_elsewhere(options.model, asked)
+    if options.write_deployment is not None:
+        from glmforge.deploy.deployment_files import write_deployment
+
+        for path in write_deployment(
+            options.write_deployment,
+            asked.engine,
+            command,
+            options.model,
+            name=asked.name.lower(),
+            port=asked.port,
+            num_gpus=plan.num_gpus,
+            overwrite=options.force,
+        ):
+            typer.echo(str(path))
+    elif options.dry_run:
+        show_plan(plan, command, asked)
+    else:
+        start(command, asked.engine)
 
 
 def plan_elsewhere(model: Path, asked: Elsewhere) -> "tuple[ServingPlan, list[str]]":

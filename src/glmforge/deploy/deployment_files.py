@@ -6,7 +6,7 @@ Compose, vLLM from its environment.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -31,6 +31,7 @@ def write_deployment(
     name: str,
     port: int,
     num_gpus: int = 0,
+    others: Sequence[Path] = (),
     overwrite: bool = False,
 ) -> list[Path]:
     """Write the files for a command as `engine_command` gives it; the paths.
@@ -38,6 +39,7 @@ def write_deployment(
     Args:
         name: of images and units: lower-case letters, digits, `-` and `_`.
         num_gpus: that containers get; 0 for none.
+        others: further directories that the command names, as it names them: a tokenizer, adapters.
 
     Raises:
         GlmforgeError: a name or path that the files cannot contain, or a file that is there already.
@@ -47,17 +49,19 @@ def write_deployment(
             f"--name: '{name}' is not lower-case letters, digits, - and _, which Compose and systemd need"
         )
     path = str(model.resolve())
-    if why_no_text(path) is not None or any(letter in path for letter in ':"\\\n$%'):
-        raise GlmforgeError(f"{path!r}: contains a character that Compose or systemd reads; move the model")
-    inside = [_MODEL_IN_CONTAINER if word == str(model) else word for word in command]
+    for needed in (path, *map(str, others)):
+        if why_no_text(needed) is not None or any(letter in needed for letter in ':"\\\n$%'):
+            raise GlmforgeError(f"{needed!r}: contains a character that Compose or systemd reads; move it")
+    mounts = {str(model): _MODEL_IN_CONTAINER} | {str(one): f"/mounted/{n}" for n, one in enumerate(others)}
+    inside = [_mounted(word, mounts) for word in command]
     if engine == "native":
-        inside += ["--api-key-file", _KEY_IN_CONTAINER]
+        inside = [*_without(inside, "--api-key-file"), "--api-key-file", _KEY_IN_CONTAINER]
     facts = {
         "engine": engine,
         "name": name,
         "port": port,
         "num_gpus": num_gpus,
-        "model_mount": f"{path}:{_MODEL_IN_CONTAINER}:ro",
+        "mounts": [f"{path if one == str(model) else one}:{there}:ro" for one, there in mounts.items()],
         "command": _reachable(["python3" if "python" in inside[0] else inside[0], *inside[1:]]),
         "unit_command": " ".join(_quoted(path if word == str(model) else word) for word in command),
         "key_variable": KEY_VARIABLES.get(engine),
@@ -87,6 +91,20 @@ def write_deployment(
     for file, text in texts.items():
         (directory / file).write_text(text, "utf-8")
     return paths
+
+
+def _mounted(word: str, mounts: Mapping[str, str]) -> str:
+    """A path, or NAME=PATH, as it is called in the container."""
+    name, equals, path = word.rpartition("=")
+    return name + equals + mounts.get(path, path)
+
+
+def _without(command: Sequence[str], option: str) -> list[str]:
+    """Without an option and its value."""
+    if option not in command:
+        return list(command)
+    place = command.index(option)
+    return [*command[:place], *command[place + 2 :]]
 
 
 def _reachable(command: Sequence[str]) -> list[str]:

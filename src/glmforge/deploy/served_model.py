@@ -1,16 +1,24 @@
 """What a directory or a file holds for an engine: the architecture, and what its weights are stored in."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 
+from glmforge.checkpoint.convert import hf_model_config
+from glmforge.checkpoint.convert.hf_files import Shards
+from glmforge.checkpoint.find import find_checkpoint
+from glmforge.checkpoint.format.meta import read_meta, stored_config
 from glmforge.config.hf import model_fields_from_hf
 from glmforge.config.load import load_model_config
 from glmforge.config.model import ModelConfig
-from glmforge.errors import ConfigError
-from glmforge.files import parse_json, read_text, shown
+from glmforge.config.parameters import EMBEDDING, parameter_table
+from glmforge.config.presets import preset_names
+from glmforge.errors import CheckpointError, ConfigError
+from glmforge.files import kind_of, parse_json, read_text, shown
 
 _GGUF_TYPES = {0: "bf16", 1: "bf16", 32: "bf16", 7: "q8_0", 2: "q4_0", 12: "q4_k", 14: "q4_k", 15: "q4_k"}
 """llama.cpp's types of files as the nearest format that the planner knows."""
@@ -30,6 +38,25 @@ def served_model(source: Path) -> tuple[ModelConfig, str]:
     except ValidationError as error:
         raise ConfigError(f"{file}: {shown(str(error.errors()[0]['msg']))}") from None
     return model, "bf16" if quantised is None else _format_of(quantised, str(file))
+
+
+def stored_config_of(source: Path) -> ModelConfig:
+    """The architecture of what `load_pretrained` loads; no weight is read. Raises `CheckpointError`."""
+    if kind_of(source / "config.json", error=CheckpointError) is not None:
+        return hf_model_config(source)
+    if str(source) in preset_names("model"):
+        return load_model_config(str(source))
+    path = find_checkpoint(source)
+    return stored_config(path, read_meta(path)).model
+
+
+def stored_size(source: Path, dtype: torch.dtype | None) -> tuple[ModelConfig, int]:
+    """The same, and bytes of its weights in memory, in `dtype` or as they are stored. Raises `CheckpointError`."""
+    model = stored_config_of(source)
+    if dtype is None:
+        is_hf = kind_of(source / "config.json", error=CheckpointError) is not None
+        dtype = Shards(source).dtype(EMBEDDING) if is_hf else torch.float32
+    return model, sum(math.prod(row.shape) for row in parameter_table(model).values()) * dtype.itemsize
 
 
 def _format_of(quantised: object, source: str) -> str:

@@ -70,10 +70,20 @@ def open_model(
             raise GlmforgeError(f"{source}: a preset has no tokenizer; give a run or an export, or --tokenizer")
         yield OpenModel(engine, _identity(engine.runner.model.state_dict(), engine.tokenizer))
         return
+    with sharded_model(source, dtype=dtype, tokenizer=tokenizer, parallel=parallel) as (runner, words):
+        yield OpenModel(Engine(runner, config, tokenizer=words), _identity(runner.model.state_dict(), words))
+
+
+@contextmanager
+def sharded_model(
+    source: str, *, dtype: torch.dtype | None, tokenizer: Path | None, parallel: Sequence[str]
+) -> Iterator[tuple[ShardedModel, Tokenizer]]:
+    """The model in `source` on all ranks, in a session, and its tokenizer; arguments and errors as of `open_model`."""
+    num_ranks = LaunchEnvironment.read().world_size
     words = load_tokenizer(source) if tokenizer is None else Tokenizer.load(tokenizer)
-    run = _run_config(Path(source), dtype, launch.world_size, parallel)
+    run = _run_config(Path(source), dtype, num_ranks, parallel)
     check_vocabulary(words, run.model, tokenizer or source)
-    layout, limits = resolve_layout(run, launch.world_size), run.parallel
+    layout, limits = resolve_layout(run, num_ranks), run.parallel
     with join_world(layout, limits.process_group_timeout_s, wait_s=limits.join_timeout_s) as world:
         model = build_model(run, world)
         try:
@@ -82,7 +92,7 @@ def open_model(
             raise type(error)(str(error).removeprefix("init_from: ")) from None
         runner = ShardedModel(model)
         with runner.session():
-            yield OpenModel(Engine(runner, config, tokenizer=words), _identity(model.state_dict(), words))
+            yield runner, words
 
 
 def _identity(weights: Mapping[str, Tensor], tokenizer: Tokenizer) -> dict[str, Any]:

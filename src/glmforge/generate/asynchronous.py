@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -29,11 +30,19 @@ class Answer:
 
     Args:
         priority: of the requests; lower ones go first.
+        adapter: that they are answered with; see `Engine.prepare`.
         max_unread: so many updates may wait to be read, before the requests are cancelled with `UnreadError`.
     """
 
-    def __init__(self, engine: "AsyncEngine", priority: int = 0, max_unread: int | None = None) -> None:
-        self.priority = priority
+    def __init__(
+        self,
+        engine: "AsyncEngine",
+        priority: int = 0,
+        max_unread: int | None = None,
+        *,
+        adapter: str | None = None,
+    ) -> None:
+        self.priority, self.adapter = priority, adapter
         self._engine, self._max_unread = engine, max_unread
         self._updates: asyncio.Queue[Update | Exception] = asyncio.Queue()
         self._first_samples: dict[int, int] = {}
@@ -124,7 +133,8 @@ class AsyncEngine:
         self._num_preparing += 1
         try:
             loop = asyncio.get_running_loop()
-            prepared = await loop.run_in_executor(self._preparing, self.engine.prepare, prompt, params)
+            prepare = partial(self.engine.prepare, prompt, params, adapter=answer.adapter)
+            prepared = await loop.run_in_executor(self._preparing, prepare)
             return await self._queue(answer, prepared, wait=wait)
         finally:
             self._num_preparing -= 1

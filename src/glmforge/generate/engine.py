@@ -60,6 +60,7 @@ class Prepared:
     prompt: tuple[int, ...]
     params: SamplingParams
     grammar: RequestGrammar | None
+    adapter: str | None = None
 
 
 class Engine:
@@ -138,11 +139,14 @@ class Engine:
         """
         return self.queue(self.prepare(prompt, params))
 
-    def prepare(self, prompt: Prompt, params: SamplingParams = GREEDY) -> Prepared:
+    def prepare(self, prompt: Prompt, params: SamplingParams = GREEDY, *, adapter: str | None = None) -> Prepared:
         """What `add` does before a request is queued: encode it, refuse what can never be served, compile its grammar.
+        `adapter` is the name of one that the runner has (`Runner.adapters`).
 
         That may take seconds. It may be done in another thread while the engine steps. Raises `RequestError`.
         """
+        if adapter is not None and adapter not in self.runner.adapters:
+            raise RequestError(f"adapter: {adapter!r:.80} is not loaded")
         ids, params = encode_prompt(prompt, params, self.tokenizer)
         refuse_impossible(
             ids,
@@ -151,7 +155,7 @@ class Engine:
             cache_tokens=self.memory.num_tokens,
             has_tokenizer=self.tokenizer is not None,
         )
-        return Prepared(tuple(ids), params, self.following.compile(params))
+        return Prepared(tuple(ids), params, self.following.compile(params), adapter)
 
     def queue(self, prepared: Prepared, *, has_place: bool = False, priority: int = 0) -> int:
         """Queue a request that is prepared, once; its number. Raises `QueueFullError`, and may be called again then.
@@ -165,7 +169,7 @@ class Engine:
         seed = int(fold(torch.tensor(self.config.seed), number)) if params.seed is None else params.seed
         self._num_requests += 1
         self.following.add(number, prepared.grammar)
-        self.samples.add(Request(number, prepared.prompt, params, seed, priority))
+        self.samples.add(Request(number, prepared.prompt, params, seed, priority, prepared.adapter))
         self.metrics.asked(number)
         return number
 

@@ -53,7 +53,7 @@ class CacheMemory:
         assert not sequence.pages, "it has begun"
         if not self.share_prefixes:
             return
-        sequence.shared = self.tree.match(sequence.tokens, sequence.num_skippable)
+        sequence.shared = self.tree.match(sequence.tokens, sequence.num_skippable, sequence.request.adapter)
         sequence.pages = [node.page for node in sequence.shared.path()][::-1]
         sequence.num_shared = len(sequence.pages)
         sequence.num_cached = len(sequence.pages) * self.page_size

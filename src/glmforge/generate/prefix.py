@@ -35,7 +35,8 @@ class PrefixTree:
 
     def __init__(self, pool: PagePool, page_size: int) -> None:
         self.pool, self.page_size = pool, page_size
-        self.root = PrefixNode(-1, None, ())
+        self._roots: dict[str | None, PrefixNode] = {}
+        """Of each adapter, which makes keys and values of its own; None is that of the model without one."""
         self._nodes: dict[int, PrefixNode] = {}
         """By page."""
 
@@ -47,9 +48,9 @@ class PrefixTree:
         """The pages that it holds."""
         return list(self._nodes)
 
-    def match(self, tokens: Sequence[int], limit: int) -> PrefixNode:
+    def match(self, tokens: Sequence[int], limit: int, adapter: str | None = None) -> PrefixNode:
         """The end of the longest path that the first `limit` of `tokens` begin with; the caller holds its pages."""
-        node = self.root
+        node = self._roots.setdefault(adapter, PrefixNode(-1, None, ()))
         for start in range(0, limit - self.page_size + 1, self.page_size):
             child = node.children.get(tuple(tokens[start : start + self.page_size]))
             if child is None:
@@ -90,4 +91,4 @@ class PrefixTree:
         for page in self._nodes:
             self.pool.let_go(page)
         self._nodes.clear()
-        self.root = PrefixNode(-1, None, ())
+        self._roots.clear()

@@ -29,6 +29,7 @@ class Runner(Protocol):
 
     Attributes:
         is_collective: other ranks take part in every step, so that this one has to run steps of no tokens for theirs.
+        adapters: names of those that requests may be answered with.
         shares_requests: whether some of these ranks have the same requests and have to choose the same tokens.
         experts_TMK: those of the last step's tokens in the M MoE layers of the trunk, if the step wanted them.
     """
@@ -36,6 +37,9 @@ class Runner(Protocol):
     config: ModelConfig
     device: torch.device
     experts_TMK: Tensor | None
+
+    @property
+    def adapters(self) -> Sequence[str]: ...
 
     @property
     def is_collective(self) -> bool: ...
@@ -105,6 +109,7 @@ class WholeModel:
     """
 
     is_collective, shares_requests = False, False
+    adapters: Sequence[str] = ()
 
     def __init__(self, model: GlmMoe, *, native: bool = True, with_mtp: bool = False) -> None:
         if with_mtp and not model.mtp_layers:
@@ -143,6 +148,11 @@ class WholeModel:
     def allocate(self, num_pages: int, page_size: int) -> None:
         shape = (num_pages, self.config.num_key_value_heads, page_size, self.config.head_dim)
         self.cache = PagedCache(self.layers, shape, self.model.compute_dtype, self.device)
+        self._choose_way()
+
+    def use_cache(self, cache: PagedCache) -> None:
+        """Use the pages of another runner, of a model of the same sizes, in place of `allocate`."""
+        self.cache = cache
         self._choose_way()
 
     def _choose_way(self) -> None:

@@ -23,13 +23,17 @@ Reason = Literal["length", "stop", "cancelled", "error"]
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and its parameters; `number` is its place in the order of arrival, lower `priority` goes first."""
+    """A prompt and its parameters; `number` is its place in the order of arrival, lower `priority` goes first.
+
+    `adapter` is the name of the one that it is answered with.
+    """
 
     number: int
     prompt: tuple[int, ...]
     params: SamplingParams
     seed: int = 0
     priority: int = 0
+    adapter: str | None = None
 
     @functools.cached_property
     def prompt_ids(self) -> Tensor:

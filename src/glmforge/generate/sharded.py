@@ -55,6 +55,8 @@ class ShardedModel:
         weight_bytes: what the present session, or the last one, takes.
     """
 
+    adapters = ()
+
     def __init__(self, model: ParallelModel, max_weight_bytes: int | None = None) -> None:
         if not model.config.lm_head:
             raise NoLMHeadError(model.config.heads)

@@ -3,8 +3,9 @@
 Shapes: T tokens, R sequences, L tokens whose logits are wanted, V vocab_size.
 """
 
+import itertools
 from collections import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -34,6 +35,7 @@ class StepTokens:
         paged: where they belong.
         wanted_L: int64, the tokens whose logits are wanted, in ascending order.
         wants_experts: whether the experts that they choose are.
+        adapters: of each sequence; see `adapters`.
     """
 
     ids_T: Tensor
@@ -41,12 +43,15 @@ class StepTokens:
     paged: PagedTokens
     wanted_L: Tensor
     wants_experts: bool = False
+    adapters: tuple[str | None, ...] = ()
 
 
 def step_tokens(steps: abc.Sequence[Work], page_size: int, device: torch.device) -> StepTokens:
     """The tokens of `steps`, sequence after sequence."""
     wants_experts = any(work.sequence.request.params.experts for work in steps)
-    return span_tokens([_span(work) for work in steps], page_size, device, wants_experts=wants_experts)
+    adapters = tuple(work.sequence.request.adapter for work in steps)
+    tokens = span_tokens([_span(work) for work in steps], page_size, device, wants_experts=wants_experts)
+    return replace(tokens, adapters=adapters)
 
 
 def span_tokens(
@@ -78,6 +83,34 @@ def span_tokens(
         tensor(starts, int32), tensor(lengths, int32), tensor(pages, int32), tensor(slots), counts, tuple(lengths)
     )
     return StepTokens(tensor(ids), tensor(positions), paged, tensor(wanted), wants_experts)
+
+
+def of_sequences(tokens: StepTokens, places: abc.Sequence[int]) -> tuple[StepTokens, Tensor, Tensor]:
+    """Those of some sequences alone, in this order; where they stand among all tokens, and among the wanted ones."""
+    paged, device = tokens.paged, tokens.ids_T.device
+    counts, lengths = (tuple(numbers[place] for place in places) for numbers in (paged.counts, paged.lengths))
+    begins = [0, *itertools.accumulate(paged.counts)]
+    rows_t = torch.tensor([row for place in places for row in range(begins[place], begins[place + 1])], device=device)
+    at_T = torch.full_like(tokens.ids_T, -1)  # where in the part each token is
+    at_T[rows_t] = torch.arange(len(rows_t), device=device)
+    places_L = at_T[tokens.wanted_L]
+    wanted_l = places_L.argsort()[int((places_L < 0).sum()) :]
+    part = StepTokens(
+        tokens.ids_T[rows_t],
+        tokens.positions_T[rows_t],
+        PagedTokens(
+            torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=device),
+            paged.lengths_R[list(places)],
+            paged.pages_RM[list(places)],
+            paged.slots_T[rows_t],
+            counts,
+            lengths,
+        ),
+        places_L[wanted_l],
+        tokens.wants_experts,
+        tuple(tokens.adapters[place] for place in places),
+    )
+    return part, rows_t, wanted_l
 
 
 def logits_rows(steps: abc.Sequence[Work]) -> dict[Sequence, int]:

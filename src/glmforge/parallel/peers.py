@@ -44,7 +44,11 @@ _OF_COMMUNICATION = re.compile(
 
 
 class PeerLostError(GlmforgeError):
-    """Another rank was lost, and this one cannot go on without it."""
+    """Another rank was lost, and this one cannot go on without it. `lost` says which, and how, as far as is known."""
+
+    def __init__(self, lost: str, here: str) -> None:
+        super().__init__(f"{lost}; {here} exits with it. Run it again to resume from the last checkpoint")
+        self.lost = lost
 
 
 class Peer(BaseModel):
@@ -131,10 +135,7 @@ class Peers:
         lost = found[0] if found else self._without_store(ended)
         if lost is None:
             lost = f"another rank was lost, rank unknown ({_first_line(error)})"
-        return PeerLostError(
-            f"{lost}; rank {self.rank} on {self._me.process.host} exits with it. Run it again to resume from the "
-            "last checkpoint"
-        )
+        return PeerLostError(lost, f"rank {self.rank} on {self._me.process.host}")
 
     def _ask_store(self, found: list[str | None]) -> None:
         """Add to `found` who was lost, or None if unknown; nothing if there is no store any more."""

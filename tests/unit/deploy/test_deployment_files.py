@@ -92,7 +92,7 @@ def test_names_that_compose_and_systemd_cannot_have(tmp_path: Path, model: Path,
 
 @pytest.mark.parametrize("letter", [":", '"', "$", "%"])
 def test_paths_that_would_be_read_as_something_else(tmp_path: Path, letter: str) -> None:
-    with pytest.raises(GlmforgeError, match="move the model"):
+    with pytest.raises(GlmforgeError, match="move it"):
         write(tmp_path / "out", tmp_path / f"a{letter}b")
 
 

@@ -60,10 +60,10 @@ def test_what_is_prepared_holds_up_nobody(model: GlmMoe, monkeypatch: pytest.Mon
     engine, goes_on = Engine(model), threading.Event()
     prepare = engine.prepare
 
-    def slow(prompt: list[int], params: SamplingParams) -> object:
+    def slow(prompt: list[int], params: SamplingParams, **settings: object) -> object:
         if prompt == PROMPTS[1]:
             assert goes_on.wait(60)
-        return prepare(prompt, params)
+        return prepare(prompt, params, **settings)
 
     monkeypatch.setattr(engine, "prepare", slow)
 
@@ -121,10 +121,10 @@ def test_what_is_being_prepared_has_a_place_in_the_queue(model: GlmMoe, monkeypa
     engine, goes_on, prepared = Engine(model, SMALL), threading.Event(), []
     prepare = engine.prepare
 
-    def slow(prompt: list[int], params: SamplingParams) -> object:
+    def slow(prompt: list[int], params: SamplingParams, **settings: object) -> object:
         prepared.append(prompt)
         assert goes_on.wait(60)
-        return prepare(prompt, params)
+        return prepare(prompt, params, **settings)
 
     monkeypatch.setattr(engine, "prepare", slow)
 

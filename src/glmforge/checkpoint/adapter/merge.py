@@ -3,15 +3,18 @@
 The directory that comes out has the base's files, with tensors of the same names and types, experts one by one or
 packed as they are there, and embedding and head repeated where the base repeats them. A tensor without an adapter is
 copied; one with an adapter is read, summed in fp32 and rounded once. So memory holds one tensor a few times over, and
-the adapters of one layer, regardless of the size of the model.
+the adapters of one layer, regardless of the size of the model. What was written is read again, as a model and tensor by
+tensor, before the directory gets its name.
 """
 
+import hashlib
 import shutil
 from collections.abc import Callable
 from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from glmforge.checkpoint.adapter.base import base_weights, check_base
@@ -71,7 +74,7 @@ def merge(
                 f"{checkpoint}: has adapters of {list_some(lacking)}, which {base} lacks; is it another model?"
             )
         with new_directory(out_dir) as directory:
-            _write(merged, files.shards, base, directory, advance)
+            _check(directory, _write(merged, files.shards, base, directory, advance))
     return base
 
 
@@ -106,8 +109,16 @@ class Merged:
         return sorted(rows.keys() - fitting)
 
 
-def _write(merged: Merged, shards: Shards, base: Path, out_dir: Path, advance: Advance) -> None:
+def _write(merged: Merged, shards: Shards, base: Path, out_dir: Path, advance: Advance) -> dict[str, bytes]:
+    """Name -> digest of what was to be written."""
     files: dict[Path, list[str]] = {}
+    digests: dict[str, bytes] = {}
+
+    def make(name: str) -> Tensor:
+        tensor = merged[name]
+        digests[name] = _digest(tensor)
+        return tensor
+
     for name in shards.names():
         files.setdefault(shards.file(name), []).append(name)
     for done, (file, names) in enumerate(sorted(files.items())):
@@ -117,9 +128,22 @@ def _write(merged: Merged, shards: Shards, base: Path, out_dir: Path, advance: A
         }
         target = out_dir / file.relative_to(base)
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_safetensors(target, specs, merged.__getitem__)
+        write_safetensors(target, specs, make)
     for file in base.iterdir():
         if file.is_file() and file.suffix in (".json", ".jinja", ".txt", ".model"):
             shutil.copyfile(file, out_dir / file.name)
             fsync_file(out_dir / file.name)
     advance(len(files), len(files))
+    return digests
+
+
+def _check(directory: Path, digests: dict[str, bytes]) -> None:
+    """Raise `CheckpointError` unless the directory is a whole model, of just these tensors."""
+    with closing(open_hf(directory).shards) as shards:
+        for name, digest in digests.items():
+            if _digest(shards.read(name)) != digest:
+                raise CheckpointError(f"{shards.file(name)}: {name} reads back otherwise than it was written")
+
+
+def _digest(tensor: Tensor) -> bytes:
+    return hashlib.sha256(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data).digest()

@@ -297,6 +297,7 @@ def _other_routes(service: Service, model: ServedModel) -> list[Route]:
             "created": model.created,
             "owned_by": "glmforge",
             "max_model_len": model.max_positions,
+            "parent": None if name == model.model_names[0] else model.model_names[0],
         }
         for name in model.model_names
     ]

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import socket
@@ -13,14 +14,15 @@ from types import FrameType
 import psutil
 import uvicorn
 
+from glmforge.config.parameters import parameter_table
 from glmforge.deploy.serve.access import LOOPBACK, Access, is_loopback, read_keys
 from glmforge.deploy.serve.app import make_app
 from glmforge.deploy.serve.page import page_routes
 from glmforge.deploy.serve.service import Limits, ServedModel, Service
 from glmforge.errors import GlmforgeError
 from glmforge.generate.engine import Engine
+from glmforge.generate.lead import LeadingModel, RankLostError
 from glmforge.generate.params import SamplingParams
-from glmforge.generate.runner import WholeModel
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +72,8 @@ def serve(engine: Engine, config: ServerConfig, say: Callable[[str], None] = pri
 
     The first SIGTERM or SIGINT refuses new requests and waits for those that run; a second one ends at once.
 
+    A server of several ranks ends, too, where one is lost.
+
     Raises:
         GlmforgeError: no tokenizer, no such address, or beyond this machine without a key.
     """
@@ -78,7 +82,8 @@ def serve(engine: Engine, config: ServerConfig, say: Callable[[str], None] = pri
     keys = config.check()
     hosts = None if (keys or config.allow_public) and not config.hosts else (*LOOPBACK, config.host, *config.hosts)
     longest = min(engine.runner.config.max_position_embeddings, engine.memory.num_tokens)
-    model = ServedModel(engine.tokenizer, (config.name,), longest, max(1, min(DEFAULT_MAX_TOKENS, longest // 2)))
+    names = (config.name, *engine.runner.adapters)
+    model = ServedModel(engine.tokenizer, names, longest, max(1, min(DEFAULT_MAX_TOKENS, longest // 2)))
     service = Service(engine, config.limits)
     app = make_app(service, model, Access(keys, hosts, config.origins, config.requests_per_minute))
     with _listening(config.host, config.port) as listener:
@@ -94,6 +99,8 @@ def serve(engine: Engine, config: ServerConfig, say: Callable[[str], None] = pri
             backlog=_BACKLOG,
         )
         server = _Server(uvicorn_config, service, config.drain_seconds)
+        if isinstance(engine.runner, LeadingModel):
+            engine.runner.on_lost = server.give_up
         for line in _banner(engine, config, listener.getsockname()[1], has_keys=bool(keys)):
             say(line)
         logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # it logs what clients do wrong as warnings
@@ -120,6 +127,10 @@ class _Server(uvicorn.Server):
             logger.info("%s: waiting up to %g s for %d running requests", name, self._drain_seconds, running)
         self._draining = asyncio.create_task(self._drain())
 
+    def give_up(self, error: RankLostError) -> None:
+        """End at once: nothing can be answered any more. In any thread."""
+        self._service.is_draining = self.should_exit = True
+
     async def _drain(self) -> None:
         await self._service.drain(self._drain_seconds)
         self.should_exit = True
@@ -141,13 +152,13 @@ def _listening(host: str, port: int) -> socket.socket:
 def _banner(engine: Engine, config: ServerConfig, port: int, *, has_keys: bool) -> list[str]:
     host = "127.0.0.1" if config.host in ("0.0.0.0", "::") else config.host
     url = f"http://[{host.strip('[]')}]:{port}" if ":" in host else f"http://{host}:{port}"
-    runner = engine.runner
-    size = sum(weight.numel() for weight in runner.model.parameters()) if isinstance(runner, WholeModel) else 0
+    size = sum(math.prod(row.shape) for row in parameter_table(engine.runner.config).values())
     used = psutil.Process().memory_info().rss / 2**30
     cache = engine.memory.num_tokens
     keys = "API key required" if has_keys else "no API key"
     return [
         f"serving {config.name} ({size / 1e6:,.1f}M parameters) at {url}; {keys}",
+        *([f"adapters: {', '.join(engine.runner.adapters)}"] if engine.runner.adapters else []),
         f"memory: {used:.1f} GiB in use, cache for {cache:,} tokens; Ctrl-C stops",
         *([f"open {url}"] if page_routes() else []),
     ]

@@ -24,9 +24,11 @@ class NativeSettings:
     drafter: DrafterName | None = None
 
 
-def native_settings(scenario: str, model: ModelConfig, free_bytes: float) -> NativeSettings:
+def native_settings(
+    scenario: str, model: ModelConfig, free_bytes: float, *, can_draft_by_mtp: bool = True
+) -> NativeSettings:
     """For a model that is loaded beside so many free bytes of memory."""
-    drafter: DrafterName = "mtp" if model.num_nextn_predict_layers else "ngram"
+    drafter: DrafterName = "mtp" if model.num_nextn_predict_layers and can_draft_by_mtp else "ngram"
 
     def cache(num_sequences: int, share: float) -> int:
         """For sequences of the longest context, but at most this share of the free memory."""

@@ -21,6 +21,7 @@ from glmforge.generate.admission import QueueFullError
 from glmforge.generate.answer import Update
 from glmforge.generate.asynchronous import Answer, AsyncEngine, UnreadError
 from glmforge.generate.engine import Engine
+from glmforge.generate.lead import RankLostError
 from glmforge.generate.params import RequestError, SamplingParams
 from glmforge.protocol.request import ApiError, Ask
 
@@ -136,7 +137,8 @@ class Running:
 
     def __init__(self, service: Service, ask: Ask, caller: str, request_id: str | None) -> None:
         self.caller, self.id = caller, request_id
-        self.answer = Answer(service.engine, ask.priority, service.limits.unread_updates)
+        adapter = ask.model if ask.model in service.engine.engine.runner.adapters else None
+        self.answer = Answer(service.engine, ask.priority, service.limits.unread_updates, adapter=adapter)
         self._service, self._ask = service, ask
         self._prompts: Sequence[Sequence[int]] = ask.prompts or (ask.prompt,)
         self._thoughts = None
@@ -190,6 +192,10 @@ class Running:
                 return
             except UnreadError as error:
                 raise ApiError(504, "timeout", f"{error}; the answer was cancelled") from None
+            except RankLostError:
+                raise Later(
+                    "overloaded", "the server has lost one of its ranks and ends; try again later", 5.0
+                ) from None
             except Exception as error:
                 code = secrets.token_hex(4)
                 logger.exception("a step has failed (%s)", code, exc_info=error)

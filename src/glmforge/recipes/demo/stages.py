@@ -257,7 +257,8 @@ class Demo:
     def _print_next_commands(self, config: RunConfig, export: Path, report: Path) -> None:
         command = _command()
         lines = [
-            f"talk to it       {command} chat {export}",
+            f"talk to it       {command} serve {export}    and open http://127.0.0.1:8000 in a browser",
+            f"  in a terminal  {command} chat {export}",
             f"let it continue  {command} chat {export} --complete -p 'def main():'",
             f"read the report  {report}",
             f"look inside      {command} checkpoint show {config.output_dir}",

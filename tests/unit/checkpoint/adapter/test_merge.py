@@ -18,6 +18,7 @@ from glmforge.checkpoint.adapter.to_peft import export_peft
 from glmforge.checkpoint.adapter.write import AdapterInfo
 from glmforge.checkpoint.convert import export_hf
 from glmforge.checkpoint.convert.hf_import import import_hf
+from glmforge.checkpoint.format.safetensors_stream import write_safetensors
 from glmforge.checkpoint.format.store import checkpoint_path
 from glmforge.config.adapters import table_with
 from glmforge.config.checkpoint import CheckpointConfig
@@ -126,6 +127,21 @@ def test_merged_files_are_the_base_s_but_for_what_was_adapted(tmp_path, base, dt
             else:
                 changed.add(name)
     assert len(changed) == 2 + 3 * E
+
+
+def test_what_reads_back_otherwise_gets_no_name(tmp_path, base, monkeypatch):
+    """As on a disk that does not keep what it is given."""
+
+    def damaging(file: Path, *rest: Any) -> None:
+        write_safetensors(file, *rest)
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+
+    monkeypatch.setattr("glmforge.checkpoint.adapter.merge.write_safetensors", damaging)
+    with pytest.raises(CheckpointError, match="reads back otherwise"):
+        merge(save(tmp_path, lora(ATTENTION), base), tmp_path / "merged")
+    assert not list(tmp_path.glob("*merged*"))
 
 
 @pytest.mark.parametrize("experts", [HALVES + DOWN, PACKED], ids=["halves", "packed"])
