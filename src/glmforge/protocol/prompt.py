@@ -12,8 +12,9 @@ from typing import Any
 from glmforge.data.chat.conversation import Conversation
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.generate.params import SamplingParams
+from glmforge.protocol.body import refusing, room_for
 from glmforge.protocol.budget import Thinking
-from glmforge.protocol.request import Ask, Context, ReplySettings, invalid, quoted, refusing, room_for
+from glmforge.protocol.request import Ask, Context, ReplySettings, invalid, quoted
 from glmforge.protocol.tools import Tool, grammar_of, grammars_are_there
 
 MAX_LENGTH = 2**31 - 1
@@ -95,7 +96,7 @@ def rendered(talk: Talk, context: Context, *, thinking: bool) -> list[int]:
     # Clients hand back replies that consisted of nothing; they say nothing.
     messages = [one for one in talk.messages if one["role"] != "assistant" or _says_something(one)]
     with refusing("messages"):
-        conversation = Conversation.from_messages(messages, [tool.schema for tool in talk.tools], is_prompt=True)
+        conversation = Conversation.from_messages(messages, [tool.written for tool in talk.tools], is_prompt=True)
         return tokenizer.apply_chat_template(
             conversation.messages,
             conversation.tools,
