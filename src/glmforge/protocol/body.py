@@ -1,7 +1,7 @@
 """Bodies of requests: bounded JSON, read into pydantic models of the fields that an API declares.
 
-Types are strict, `null` counts as missing, unknown fields are ignored, as the APIs do it. What is wrong is refused by the
-field's path, such as `messages[0].content`.
+Types are strict, `null` counts as missing, unknown fields are ignored, as the APIs do it. What is wrong is refused by
+the field's path, such as `messages[0].content`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,12 +15,13 @@ from pydantic import (
     ConfigDict,
     FailFast,
     Field,
+    GetCoreSchemaHandler,
     PlainValidator,
     TypeAdapter,
     ValidationError,
     model_validator,
 )
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core import PydanticCustomError, core_schema
 
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import DataError, GlmforgeError
@@ -56,10 +57,16 @@ def refusing(param: str | None = None) -> Iterator[None]:
 def _refusal(failure: ValidationError) -> ApiError:
     errors = failure.errors(include_url=False)
     found = next((one for one in errors if one["loc"][-1:] == ("type",)), errors[0])  # which says what it is
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in found["loc"]).removeprefix(".")
+    steps = [part for part in found["loc"] if not str(part).startswith("<")]  # `OneOf` names models like this
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in steps).removeprefix(".")
+    if found["type"] == "unknown" and isinstance(found["input"], dict):
+        name, choices = found["ctx"]["name"], found["ctx"]["choices"]
+        kind = found["input"].get(name)
+        problem = "is required" if kind is None else f"{quoted(kind)} is not supported; choose one of {choices}"
+        return invalid(f"{path}.{name}", problem)
     if found["type"] in ("missing", "refused"):
         return invalid(path, "is required" if found["type"] == "missing" else found["msg"])
-    is_object = found["type"] in ("model_type", "dict_type")
+    is_object = found["type"] in ("model_type", "dict_type", "unknown")
     expected = "expected an object" if is_object else found["msg"][:1].lower() + found["msg"][1:]
     return invalid(path or None, f"{expected}, not {quoted(found['input'])}")
 
@@ -67,12 +74,6 @@ def _refusal(failure: ValidationError) -> ApiError:
 def wrong(problem: str) -> PydanticCustomError:
     """What a validator raises of the value that it is given."""
     return PydanticCustomError("refused", "{problem}", {"problem": problem})
-
-
-def wrong_at(name: str, problem: str) -> ValidationError:
-    """What it raises of a field within."""
-    details = InitErrorDetails(type=wrong(problem), loc=(name,), input=None)
-    return ValidationError.from_exception_data("body", [details])
 
 
 class Body(BaseModel):
@@ -99,26 +100,33 @@ def refuse(why: str, *harmless: object) -> AfterValidator:
     return AfterValidator(check)
 
 
-def one_of(name: str, default: str | None = None, **models: type[Body]) -> PlainValidator:
+class OneOf:
     """An object whose field `name` says which of `models` it is."""
 
-    def read(given: Any) -> Body:
-        if not isinstance(given, dict):
-            return Body.model_validate(given)
-        kind = given.get(name)
-        kind = default if kind is None else kind
-        if kind is None:
-            raise wrong_at(name, "is required")
-        if not isinstance(kind, str) or kind not in models:
-            raise wrong_at(name, f"{quoted(kind)} is not supported; choose one of {', '.join(models)}")
-        return models[kind].model_validate(given)
+    def __init__(self, name: str, default: str | None = None, **models: type[Body]) -> None:
+        self._name, self._default, self._models = name, default, models
 
-    return PlainValidator(read)
+    def __get_pydantic_core_schema__(self, _: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        schemas = {f"<{kind}>": handler.generate_schema(model) for kind, model in self._models.items()}
+        known = {"name": self._name, "choices": ", ".join(self._models)}
+        return core_schema.tagged_union_schema(
+            schemas, self._kind, custom_error_type="unknown", custom_error_message="-", custom_error_context=known
+        )
+
+    def _kind(self, given: object) -> str:
+        kind = given.get(self._name) if isinstance(given, dict) else None
+        return f"<{self._default if kind is None else kind}>"
+
+
+def text_or(item: Any) -> PlainValidator:
+    """Text, or a list of such items."""
+    items: TypeAdapter[list[Any]] = TypeAdapter(Annotated[list[item], FailFast()])
+    return PlainValidator(lambda given: given if isinstance(given, str) else items.validate_python(given))
 
 
 def joined(part: type["TextPart"], separator: str = "") -> BeforeValidator:
-    """Text, or the texts of a list of parts of this type."""
-    parts = TypeAdapter(Annotated[list[part], FailFast()])  # type: ignore[valid-type]
+    """Text, or the texts of a list of such parts."""
+    parts: TypeAdapter[list[TextPart]] = TypeAdapter(Annotated[list[part], FailFast()])  # type: ignore[valid-type]
 
     def read(given: Any) -> Any:
         return separator.join(one.text for one in parts.validate_python(given)) if isinstance(given, list) else given
@@ -129,7 +137,7 @@ def joined(part: type["TextPart"], separator: str = "") -> BeforeValidator:
 class TextPart(Body):
     """Of a content that is a list. Images and their kind are refused: the model reads text only."""
 
-    type: Literal["text"]
+    type: Literal["text"] = "text"
     text: str
 
 

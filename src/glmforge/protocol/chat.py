@@ -25,7 +25,7 @@ __all__ = ["ChatWriter", "error", "parse"]
 
 
 class _Part(TextPart):
-    type: Literal["text", "input_text", "output_text", "refusal"] = "text"
+    type: Literal["text", "input_text", "output_text", "refusal"] = "text"  # type: ignore[assignment]
     text: str = Field(validation_alias=AliasChoices("text", "refusal"))
 
 
@@ -44,7 +44,7 @@ class _PastCall(Body):
 class _Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Text = ""
-    reasoning_content: str | None = Field(None, validation_alias=AliasChoices("reasoning_content", "reasoning"))
+    reasoning_content: str | None = Field(default=None, validation_alias=AliasChoices("reasoning_content", "reasoning"))
     tool_calls: Annotated[list[_PastCall], FailFast()] = []
 
     def written(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def parse(body: Mapping[str, Any], context: Context) -> Ask:
         **given.sampling(context),
         max_new_tokens=MAX_LENGTH,
         logprobs=given.top_logprobs if given.logprobs else None,
-        json_schema=given.response_format.schema_of_answers,
+        json_schema=given.response_format.schema_for("response_format"),
     )
     talk = replace(given.talk(), hold_calls=not given.stream)
     return replace(ask_for(talk, params, given.max_completion_tokens or given.max_tokens, context), **shared)

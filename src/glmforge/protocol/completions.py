@@ -53,7 +53,7 @@ def parse(body: Mapping[str, Any], context: Context) -> Ask:
         max_new_tokens=room,
         logprobs=given.logprobs,
         prompt_logprobs=scores,
-        json_schema=given.response_format.schema_of_answers,
+        json_schema=given.response_format.schema_for("response_format"),
     )
     several = tuple(prompts) if len(prompts) > 1 else ()
     return Ask(prompts[0], params, prompts=several, echo=given.echo, max_tokens_zero=given.max_tokens == 0, **shared)

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, FailFast, Field
+from pydantic import FailFast, Field
 
 from glmforge.generate.answer import Update
 from glmforge.generate.params import SamplingParams
 from glmforge.protocol.blocks import Block, BlockWriter
-from glmforge.protocol.body import Asked, Body, Positive, Strings, TextPart, joined, one_of, refuse, refusing
+from glmforge.protocol.body import Asked, Body, OneOf, Positive, Strings, TextPart, joined, refuse, refusing, text_or
 from glmforge.protocol.budget import Effort, Thinking
 from glmforge.protocol.prompt import MAX_LENGTH, Talk, ask_for, rendered
 from glmforge.protocol.request import ApiError, Ask, Context, Event, invalid
@@ -51,26 +51,29 @@ class _ToolResult(Body):
     content: Text = ""
 
 
-_as_blocks = BeforeValidator(lambda given: [{"type": "text", "text": given}] if isinstance(given, str) else given)
-_UserBlock = one_of("type", text=TextPart, tool_result=_ToolResult, redacted_thinking=Body)
-_AssistantBlock = one_of("type", text=TextPart, thinking=_Thought, tool_use=_ToolUse, redacted_thinking=Body)
+_UserBlock = OneOf("type", text=TextPart, tool_result=_ToolResult, redacted_thinking=Body)
+_AssistantBlock = OneOf("type", text=TextPart, thinking=_Thought, tool_use=_ToolUse, redacted_thinking=Body)
 
 
 class _User(Body):
-    content: Annotated[list[Annotated[Any, _UserBlock]], FailFast(), _as_blocks]
+    content: Annotated[Any, text_or(Annotated[Any, _UserBlock])]
 
     def written(self) -> list[dict[str, Any]]:
         """Messages as OpenAI has them. What tools have returned goes before what the user says with it."""
+        if isinstance(self.content, str):
+            return [{"role": "user", "content": self.content}]
         results = [{"role": "tool", "content": one.content} for one in self.content if isinstance(one, _ToolResult)]
         texts = [one.text for one in self.content if isinstance(one, TextPart)]
         return results + ([{"role": "user", "content": "\n".join(texts)}] if texts or not results else [])
 
 
 class _Assistant(Body):
-    content: Annotated[list[Annotated[Any, _AssistantBlock]], FailFast(), _as_blocks]
+    content: Annotated[Any, text_or(Annotated[Any, _AssistantBlock])]
 
     def written(self) -> list[dict[str, Any]]:
         """As `_User` has it."""
+        if isinstance(self.content, str):
+            return [{"role": "assistant", "content": self.content}]
         texts = [one.text for one in self.content if isinstance(one, TextPart)]
         thoughts = [one.thinking for one in self.content if isinstance(one, _Thought)]
         uses = [one for one in self.content if isinstance(one, _ToolUse)]
@@ -87,7 +90,7 @@ class _System(Body):
         return [{"role": "system", "content": self.content}]
 
 
-_Turn = Annotated[Any, one_of("role", user=_User, assistant=_Assistant, system=_System)]
+_Turn = Annotated[Any, OneOf("role", user=_User, assistant=_Assistant, system=_System)]
 
 
 class _Tool(Tool):

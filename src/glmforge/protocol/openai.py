@@ -6,13 +6,13 @@ Fields that nobody knows are ignored, as OpenAI's servers do.
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.generate.answer import Update
 from glmforge.generate.logprobs import TokenLogprob
-from glmforge.protocol.body import Asked, Body, refuse, wrong_at
-from glmforge.protocol.request import ApiError, Ask, Context, Event
+from glmforge.protocol.body import Asked, Body, refuse
+from glmforge.protocol.request import ApiError, Ask, Context, Event, invalid
 
 NOT_ENDED: Mapping[str, Any] = {"finish_reason": None}
 _LOWEST = -9999.0
@@ -34,7 +34,7 @@ def error(refusal: ApiError) -> dict[str, Any]:
 class NamedSchema(Body):
     """A JSON schema and what it is called."""
 
-    body: dict[str, Any] | None = Field(None, alias="schema")
+    body: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
 class Format(NamedSchema):
@@ -43,18 +43,14 @@ class Format(NamedSchema):
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: NamedSchema | None = None
 
-    @model_validator(mode="after")
-    def _has_schema(self) -> "Format":
-        if self.type == "json_schema" and self.schema_of_answers is None:
-            raise wrong_at("json_schema", "needs a schema")
-        return self
-
-    @property
-    def schema_of_answers(self) -> dict[str, Any] | None:
-        """None for text."""
-        if self.type == "json_schema":
-            return (self.json_schema or self).body
-        return {"type": "object"} if self.type == "json_object" else None
+    def schema_for(self, where: str) -> dict[str, Any] | None:
+        """None for text. `where` the body has it. Raises `ApiError`."""
+        if self.type != "json_schema":
+            return {"type": "object"} if self.type == "json_object" else None
+        found = (self.json_schema or self).body
+        if found is None:
+            raise invalid(f"{where}.json_schema", "needs a schema")
+        return found
 
 
 class Guided(Asked):

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, FailFast, Field
+from pydantic import FailFast, Field
 
 from glmforge.generate.answer import Update
 from glmforge.generate.params import SamplingParams
 from glmforge.protocol.blocks import Block, BlockWriter
-from glmforge.protocol.body import Asked, Body, Positive, one_of, refuse, refusing
+from glmforge.protocol.body import Asked, Body, OneOf, Positive, refuse, refusing, text_or
 from glmforge.protocol.budget import Effort, Thinking
 from glmforge.protocol.chat import Text
 from glmforge.protocol.openai import Format, error
@@ -53,18 +53,7 @@ class _Output(Body):
     output: Text = ""
 
 
-_Items = Annotated[
-    list[
-        Annotated[
-            Any,
-            one_of(
-                "type", "message", message=_Said, reasoning=_Thought, function_call=_Call, function_call_output=_Output
-            ),
-        ]
-    ],
-    FailFast(),
-    BeforeValidator(lambda given: [{"content": given}] if isinstance(given, str) else given),
-]
+_Item = OneOf("type", "message", message=_Said, reasoning=_Thought, function_call=_Call, function_call_output=_Output)
 
 
 class _Tool(Tool):
@@ -80,7 +69,7 @@ class _Reasoning(Body):
 
 
 class _Body(Asked):
-    input: _Items
+    input: Annotated[Any, text_or(Annotated[Any, _Item])]
     instructions: str = ""
     max_output_tokens: Positive | None = None
     tools: Annotated[list[_Tool], FailFast(), Field(max_length=MAX_TOOLS)] = []
@@ -100,8 +89,9 @@ def parse(body: Mapping[str, Any], context: Context) -> Ask:
     """Raises `ApiError`."""
     given = _Body.model_validate(body)
     system = [{"role": "system", "content": given.instructions}] if given.instructions else []
+    items = [_Said(content=given.input)] if isinstance(given.input, str) else given.input
     talk = Talk(
-        [*system, *_messages(given.input)],
+        [*system, *_messages(items)],
         given.tools,
         *given.tool_choice,
         parallel=given.parallel_tool_calls,
@@ -111,7 +101,7 @@ def parse(body: Mapping[str, Any], context: Context) -> Ask:
     params = SamplingParams(
         **given.sampling(context) | {"num_samples": 1},
         max_new_tokens=MAX_LENGTH,
-        json_schema=given.text.format.schema_of_answers,
+        json_schema=given.text.format.schema_for("text.format"),
     )
     echoed = {name: body[name] for name in _ECHOED if body.get(name) is not None}
     return replace(ask_for(talk, params, given.max_output_tokens, context), extra=echoed, **given.shared(context))
@@ -151,7 +141,7 @@ def _is_behind(turn: dict[str, Any], part: str) -> bool:
     return bool(turn.get("tool_calls") or turn["content"]) or part in turn.keys() - {"content"}
 
 
-_NAMES = {
+_NAMES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "reasoning": ("rs", "reasoning_text", {}),
     "content": ("msg", "output_text", {"logprobs": []}),
     "call": ("fc", "function_call_arguments", {}),
