@@ -18,8 +18,7 @@ from glmforge.generate.answer import Update
 from glmforge.generate.params import SamplingParams
 from glmforge.protocol.blocks import Block, BlockWriter
 from glmforge.protocol.body import Asked, Body, OneOf, Positive, Strings, TextPart, joined, refuse, refusing, text_or
-from glmforge.protocol.budget import Effort, Thinking
-from glmforge.protocol.prompt import MAX_LENGTH, Talk, ask_for, rendered
+from glmforge.protocol.prompt import MAX_LENGTH, Effort, Talk, Thinking, ask_for, rendered
 from glmforge.protocol.request import ApiError, Ask, Context, Event, invalid
 from glmforge.protocol.tools import MAX_TOOLS, Tool
 

@@ -134,23 +134,13 @@ class Event(NamedTuple):
 
 
 class Writer(Protocol):
-    """An answer in an API's form: as a stream, or whole at its end. Either takes every update of the request."""
+    """An answer in an API's form. `begin`, each `update` and `end` tell the events of a stream, `whole` the body when
+    all updates have been taken. `update` raises `ApiError` for an answer that has failed."""
 
-    def begin(self) -> list[Event]:
-        """Before the first update."""
-        ...
-
-    def update(self, update: Update) -> list[Event]:
-        """What has become known. Raises `ApiError` for an answer that has failed."""
-        ...
-
-    def end(self) -> list[Event]:
-        """Behind the last update."""
-        ...
-
-    def whole(self) -> dict[str, Any]:
-        """The body, when all updates have been taken."""
-        ...
+    def begin(self) -> list[Event]: ...
+    def update(self, update: Update) -> list[Event]: ...
+    def end(self) -> list[Event]: ...
+    def whole(self) -> dict[str, Any]: ...
 
 
 def quoted(value: object) -> str:

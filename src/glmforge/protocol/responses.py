@@ -14,10 +14,9 @@ from glmforge.generate.answer import Update
 from glmforge.generate.params import SamplingParams
 from glmforge.protocol.blocks import Block, BlockWriter
 from glmforge.protocol.body import Asked, Body, OneOf, Positive, refuse, refusing, text_or
-from glmforge.protocol.budget import Effort, Thinking
 from glmforge.protocol.chat import Text
 from glmforge.protocol.openai import Format, error
-from glmforge.protocol.prompt import MAX_LENGTH, Talk, ask_for
+from glmforge.protocol.prompt import MAX_LENGTH, Effort, Talk, Thinking, ask_for
 from glmforge.protocol.request import Ask, Context, Event
 from glmforge.protocol.tools import MAX_TOOLS, Choice, Tool
 

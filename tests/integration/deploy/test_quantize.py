@@ -15,8 +15,7 @@ from glmforge.cli.app import app
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.deploy.export import open_source
 from glmforge.deploy.quantize import environment, rounding
-from glmforge.deploy.quantize.calibrated import quantize_calibrated
-from glmforge.deploy.quantize.calibration import calibration_rows
+from glmforge.deploy.quantize.calibrated import calibration_rows, quantize_calibrated
 from glmforge.deploy.quantize.gguf_types import quantize_gguf
 from glmforge.deploy.quantize.rounding import Fp8Blocks, Int8Channels, Rounding
 from glmforge.deploy.quantize.streamed import quantize_streamed
