@@ -108,7 +108,7 @@ class OneOf:
 
     def __get_pydantic_core_schema__(self, _: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         schemas = {f"<{kind}>": handler.generate_schema(model) for kind, model in self._models.items()}
-        known = {"name": self._name, "choices": ", ".join(self._models)}
+        known: dict[str, str | int | float] = {"name": self._name, "choices": ", ".join(self._models)}
         return core_schema.tagged_union_schema(
             schemas, self._kind, custom_error_type="unknown", custom_error_message="-", custom_error_context=known
         )
@@ -124,9 +124,9 @@ def text_or(item: Any) -> PlainValidator:
     return PlainValidator(lambda given: given if isinstance(given, str) else items.validate_python(given))
 
 
-def joined(part: type["TextPart"], separator: str = "") -> BeforeValidator:
-    """Text, or the texts of a list of such parts."""
-    parts: TypeAdapter[list[TextPart]] = TypeAdapter(Annotated[list[part], FailFast()])  # type: ignore[valid-type]
+def joined(part: Any, separator: str = "") -> BeforeValidator:
+    """Text, or the texts of a list of such parts (`TextPart`)."""
+    parts: TypeAdapter[list[TextPart]] = TypeAdapter(Annotated[list[part], FailFast()])
 
     def read(given: Any) -> Any:
         return separator.join(one.text for one in parts.validate_python(given)) if isinstance(given, list) else given
