@@ -29,6 +29,7 @@ from glmforge.files import parse_json
 from glmforge.protocol.request import ApiError, Context, invalid, quoted
 
 _MAX = 2**31 - 1
+_AS_GIVEN = ("min_p", "repetition_penalty", "frequency_penalty", "presence_penalty", "stop")
 
 
 def read_body(data: bytes) -> dict[str, Any]:
@@ -137,7 +138,7 @@ def joined(part: Any, separator: str = "") -> BeforeValidator:
 class TextPart(Body):
     """Of a content that is a list. Images and their kind are refused: the model reads text only."""
 
-    type: Literal["text"] = "text"
+    type: Literal["text"]
     text: str
 
 
@@ -207,18 +208,13 @@ class Asked(Body):
             if not (name.isascii() and name.isdigit() and len(name) < 10 and int(name) < tokenizer.vocab_size):
                 raise invalid("logit_bias", f"{quoted(name)} is not a token id of this model")
         own = token_ids(self.stop_token_ids, "stop_token_ids", tokenizer) if self.stop_token_ids else ()
-        return {
+        return {name: getattr(self, name) for name in _AS_GIVEN} | {
             "temperature": self.temperature if self.temperature >= 1e-4 else 0.0,
             "top_p": max(self.top_p, 1e-9),  # 0 leaves the likeliest token
             "top_k": max(0, self.top_k),
-            "min_p": self.min_p,
-            "repetition_penalty": self.repetition_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "presence_penalty": self.presence_penalty,
             "logit_bias": {int(name): bias for name, bias in self.logit_bias.items()},
             "seed": None if self.seed is None else self.seed % 2**63,
             "num_samples": self.n,
-            "stop": self.stop,
             "min_new_tokens": self.min_tokens,
             "stop_ids": (*tokenizer.stop_ids, *own) if own and not self.ignore_eos else (),
             "banned_tokens": tokenizer.stop_ids if self.ignore_eos else (),

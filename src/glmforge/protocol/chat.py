@@ -14,13 +14,11 @@ from pydantic import AliasChoices, FailFast, Field
 from glmforge.generate.answer import Update
 from glmforge.generate.params import MAX_TOP_LOGPROBS, SamplingParams
 from glmforge.protocol.body import Body, Count, Positive, TextPart, Whole, joined, refuse, refusing
-from glmforge.protocol.openai import NOT_ENDED, ChoicesWriter, Guided, error, logprob_body
+from glmforge.protocol.openai import NOT_ENDED, ChoicesWriter, Guided, logprob_body
 from glmforge.protocol.prompt import MAX_LENGTH, Effort, Talk, Thinking, ask_for
 from glmforge.protocol.reply import Message, Piece, ReplyParser
 from glmforge.protocol.request import Ask, Context, Event, invalid
 from glmforge.protocol.tools import MAX_TOOLS, Choice, Tool
-
-__all__ = ["ChatWriter", "error", "parse"]
 
 
 class _Part(TextPart):

@@ -15,10 +15,8 @@ from glmforge.generate.answer import Update
 from glmforge.generate.logprobs import TokenLogprob
 from glmforge.generate.params import SamplingParams
 from glmforge.protocol.body import Count, Whole, refuse, refusing, room_for, token_ids
-from glmforge.protocol.openai import NOT_ENDED, ChoicesWriter, Guided, error, finite, num_choices
+from glmforge.protocol.openai import NOT_ENDED, ChoicesWriter, Guided, finite, num_choices
 from glmforge.protocol.request import Ask, Context, Event, invalid, quoted
-
-__all__ = ["CompletionWriter", "error", "parse"]
 
 MAX_PROMPTS = 128
 _MAX_TOP = 20

@@ -13,14 +13,12 @@ from pydantic import FailFast, Field
 from glmforge.generate.answer import Update
 from glmforge.generate.params import SamplingParams
 from glmforge.protocol.blocks import Block, BlockWriter
-from glmforge.protocol.body import Asked, Body, OneOf, Positive, refuse, refusing, text_or
+from glmforge.protocol.body import Asked, Body, OneOf, Positive, joined, refuse, refusing, text_or
 from glmforge.protocol.chat import Text
-from glmforge.protocol.openai import Format, error
+from glmforge.protocol.openai import Format
 from glmforge.protocol.prompt import MAX_LENGTH, Effort, Talk, Thinking, ask_for
 from glmforge.protocol.request import Ask, Context, Event
 from glmforge.protocol.tools import MAX_TOOLS, Choice, Tool
-
-__all__ = ["ResponsesWriter", "error", "parse"]
 
 _State = Annotated[Any, refuse("this server keeps no state; give the whole conversation as input")]
 _ECHOED = (
@@ -35,12 +33,11 @@ class _Said(Body):
 
 
 class _Thought(Body):
-    class Part(Body):
-        """Of the reasoning."""
+    text: str
 
-        text: str
 
-    content: Annotated[list[Part], FailFast()] = []
+class _Reasoning(Body):
+    content: Annotated[str, joined(_Thought)] = ""
 
 
 class _Call(Body):
@@ -52,7 +49,7 @@ class _Output(Body):
     output: Text = ""
 
 
-_Item = OneOf("type", "message", message=_Said, reasoning=_Thought, function_call=_Call, function_call_output=_Output)
+_Item = OneOf("type", "message", message=_Said, reasoning=_Reasoning, function_call=_Call, function_call_output=_Output)
 
 
 class _Tool(Tool):
@@ -63,7 +60,7 @@ class _TextSettings(Body):
     format: Format = Format()
 
 
-class _Reasoning(Body):
+class _Effort(Body):
     effort: Effort | None = None
 
 
@@ -75,7 +72,7 @@ class _Body(Asked):
     tool_choice: Choice = ("auto", None)
     parallel_tool_calls: bool = True
     text: _TextSettings = _TextSettings()
-    reasoning: _Reasoning = _Reasoning()
+    reasoning: _Effort = _Effort()
     previous_response_id: _State = None
     conversation: _State = None
     prompt: _State = None
@@ -107,37 +104,31 @@ def parse(body: Mapping[str, Any], context: Context) -> Ask:
 
 
 def _messages(items: list[Body]) -> Iterator[dict[str, Any]]:
-    """Of items. What the assistant has thought, said and called in a row is one message."""
+    """Of items. What the assistant has thought, said and called, in this order, is one message."""
     turn: dict[str, Any] = {}
     for item in items:
         is_said = isinstance(item, _Said) and item.role == "assistant"
-        part = "tool_calls" if isinstance(item, _Call) else "content" if is_said else "reasoning_content"
-        is_assistants = is_said or isinstance(item, _Call | _Thought)
-        if turn and (not is_assistants or _is_behind(turn, part)):
+        begins = not isinstance(item, _Call) and bool(turn.get("tool_calls") or turn.get("content"))
+        begins |= isinstance(item, _Reasoning) and "reasoning_content" in turn
+        if turn and (begins or isinstance(item, _Output) or (isinstance(item, _Said) and not is_said)):
             yield turn
             turn = {}
         if isinstance(item, _Output):
             yield {"role": "tool", "content": item.output}
-        elif isinstance(item, _Said) and not is_said:
+            continue
+        if isinstance(item, _Said) and not is_said:
             yield {"role": item.role, "content": item.content}
-        else:
-            turn = {"role": "assistant", "content": ""} | turn
+            continue
+        turn = {"role": "assistant", "content": ""} | turn
         if isinstance(item, _Call):
             function = {"name": item.name, "arguments": item.arguments}
             turn["tool_calls"] = [*turn.get("tool_calls", ()), {"function": function}]
-        elif isinstance(item, _Thought):
-            turn["reasoning_content"] = "".join(one.text for one in item.content)
-        elif isinstance(item, _Said) and is_said:
+        elif isinstance(item, _Reasoning):
+            turn["reasoning_content"] = item.content
+        elif isinstance(item, _Said):
             turn["content"] = item.content
     if turn:
         yield turn
-
-
-def _is_behind(turn: dict[str, Any], part: str) -> bool:
-    """Whether a message that has come as far as `turn` cannot have this part any more."""
-    if part == "tool_calls":
-        return False
-    return bool(turn.get("tool_calls") or turn["content"]) or part in turn.keys() - {"content"}
 
 
 _NAMES: dict[str, tuple[str, str, dict[str, Any]]] = {

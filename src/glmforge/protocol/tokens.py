@@ -18,11 +18,9 @@ from glmforge.generate.answer import Update
 from glmforge.generate.params import MAX_SAMPLES, MAX_TOP_LOGPROBS, SamplingParams
 from glmforge.protocol.body import Asked, Body, Count, Ids, Whole, refusing, room_for, token_ids
 from glmforge.protocol.chat import TalkBody
-from glmforge.protocol.openai import ChoicesWriter, error, finite
+from glmforge.protocol.openai import ChoicesWriter, finite
 from glmforge.protocol.prompt import rendered
 from glmforge.protocol.request import Ask, Context, Event, invalid
-
-__all__ = ["TokensWriter", "detokenize", "error", "parse", "tokenize"]
 
 
 class _Body(Asked):

@@ -38,7 +38,7 @@ def test_what_is_read() -> None:
         shapes=[{}, {"kind": None, "radius": None}, {"kind": "square", "side": 2.0, "names": "a", "radius": []}]
     )
     assert found.shapes == [Circle(), Circle(), Square(side=2, names=["a"])]
-    assert read(title=[{"text": "a"}, {"type": "text", "text": "b"}]).title == "a+b"
+    assert read(title=[{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]).title == "a+b"
     assert read(note=[{"side": 1}]).note == [Square(side=1)]
     assert read(ink=False).ink is False
 
@@ -57,6 +57,7 @@ def test_what_is_read() -> None:
         ({"shapes": [{"radius": 2}]}, "shapes[0].radius", "less than or equal to 1, not 2"),
         ({"shapes": [{"radius": True}]}, "shapes[0].radius", "valid number"),
         ({"title": 5}, "title", "valid string"), ({"title": [{"type": "image"}]}, "title[0].type", "should be 'text'"),
+        ({"title": [{"text": "a"}]}, "title[0].type", "is required"),
         ({"note": [{}]}, "note[0].side", "is required"), ({"ink": 0}, "ink", "is not supported: use title"),
     ],
 )  # fmt: skip

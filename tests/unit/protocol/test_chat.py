@@ -13,7 +13,8 @@ from openai.types.chat import (
 )
 
 from glmforge.generate.answer import Update
-from glmforge.protocol.chat import ChatWriter, error, parse
+from glmforge.protocol.chat import ChatWriter, parse
+from glmforge.protocol.openai import error
 from glmforge.protocol.request import ApiError, Ask
 from helpers.replies import Served, answered, streamed, updates_of
 

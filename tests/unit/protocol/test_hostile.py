@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from glmforge.protocol import chat, completions, messages, responses, tokens
+from glmforge.protocol import chat, completions, messages, openai, responses, tokens
 from glmforge.protocol.body import read_body
 from glmforge.protocol.request import ApiError
 from helpers.replies import Served
@@ -122,7 +122,7 @@ def check(function: Callable[[Any, Any], Any], body: Any, served: Served) -> boo
     assert refusal.status in (400, 404)
     assert words.isprintable()
     assert 0 < len(words) < 1000
-    assert chat.error(refusal)["error"]["message"] == messages.error(refusal)["error"]["message"] == words
+    assert openai.error(refusal)["error"]["message"] == messages.error(refusal)["error"]["message"] == words
     return True
 
 
