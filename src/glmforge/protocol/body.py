@@ -21,7 +21,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_core import PydanticCustomError, core_schema
+from pydantic_core import core_schema
 
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import DataError, GlmforgeError
@@ -65,16 +65,11 @@ def _refusal(failure: ValidationError) -> ApiError:
         kind = found["input"].get(name)
         problem = "is required" if kind is None else f"{quoted(kind)} is not supported; choose one of {choices}"
         return invalid(f"{path}.{name}", problem)
-    if found["type"] in ("missing", "refused"):
-        return invalid(path, "is required" if found["type"] == "missing" else found["msg"])
+    if found["type"] in ("missing", "value_error"):
+        return invalid(path, "is required" if found["type"] == "missing" else str(found["ctx"]["error"]))
     is_object = found["type"] in ("model_type", "dict_type", "unknown")
     expected = "expected an object" if is_object else found["msg"][:1].lower() + found["msg"][1:]
     return invalid(path or None, f"{expected}, not {quoted(found['input'])}")
-
-
-def wrong(problem: str) -> PydanticCustomError:
-    """What a validator raises of the value that it is given."""
-    return PydanticCustomError("refused", "{problem}", {"problem": problem})
 
 
 class Body(BaseModel):
@@ -95,7 +90,7 @@ def refuse(why: str, *harmless: object) -> AfterValidator:
 
     def check(value: object) -> object:
         if not any(value == one and type(value) is type(one) for one in harmless):
-            raise wrong(f"is not supported: {why}")
+            raise ValueError(f"is not supported: {why}")
         return value
 
     return AfterValidator(check)

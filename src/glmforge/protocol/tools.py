@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field
 
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.protocol.arguments import types_of
-from glmforge.protocol.body import Body, wrong
+from glmforge.protocol.body import Body
 
 MAX_TOOLS = 1024
 
@@ -45,7 +45,7 @@ def _choice(given: Any) -> tuple[str, str | None]:
     )
     if isinstance(function, dict) and isinstance(name := function.get("name"), str):
         return "required", name
-    raise wrong("choose 'auto', 'none', 'required', or a function by its type and name")
+    raise ValueError("choose 'auto', 'none', 'required', or a function by its type and name")
 
 
 Choice = Annotated[tuple[str, str | None], BeforeValidator(_choice)]
