@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 import torch
 
 from glmforge.checkpoint.convert import PieceSource
-from glmforge.checkpoint.convert.hf_directory import copy_tokenizer, plan_export
-from glmforge.checkpoint.convert.hf_names import INDEX_FILE, mtp_prefixes
-from glmforge.checkpoint.format.safetensors_header import QUANTISED_TYPES, read_header
+from glmforge.checkpoint.convert.hf_directory import copy_tokenizer
+from glmforge.checkpoint.convert.hf_names import mtp_prefixes
 from glmforge.checkpoint.format.safetensors_stream import write_safetensors
 from glmforge.checkpoint.format.store import new_directory
 from glmforge.config.model import ModelConfig
@@ -24,7 +23,7 @@ from glmforge.data.chat.conversation import Conversation
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.deploy.export import Source, export_run
 from glmforge.deploy.quantize.environment import environment_python, run
-from glmforge.deploy.quantize.streamed import is_linear
+from glmforge.deploy.quantize.streamed import is_linear, whole_plan, write_index
 from glmforge.errors import CheckpointError, DataError
 from glmforge.files import parse_json, read_text
 from glmforge.runtime.durable import fsync_file, write_durably
@@ -156,10 +155,7 @@ def _complete(directory: Path, source: Source, tokenizer_dir: Path) -> None:
     Raises `CheckpointError`."""
     copy_tokenizer(tokenizer_dir, directory)
     config: dict[str, Any] = json.loads((directory / "config.json").read_text())
-    plan = plan_export(
-        source.model, dtype=torch.bfloat16, with_mtp=True, duplicate_mtp_head=False, max_shard_bytes=1 << 62
-    )
-    pieces = {piece.disk_name: piece for shard in plan.shards for piece in shard}
+    pieces = {piece.disk_name: piece for shard in whole_plan(source.model).shards for piece in shard}
     prefixes = mtp_prefixes(source.model)
     mtp = {name: piece for name, piece in pieces.items() if prefixes and name.startswith(prefixes)}
     if mtp:
@@ -172,13 +168,9 @@ def _complete(directory: Path, source: Source, tokenizer_dir: Path) -> None:
     single = directory / "model.safetensors"
     if mtp and single.exists():  # transformers takes this name for the whole model
         single.rename(directory / "model-00001-of-00001.safetensors")
-    files = sorted(directory.glob("*.safetensors"))
-    places = {name: file.name for file in files for name in read_header(file, QUANTISED_TYPES)}
-    for name in pieces:
-        if name not in places and name + "_packed" not in places:
-            raise CheckpointError(f"{directory}: {name} is missing from what llm-compressor wrote")
-    for file in files:
+    for file in directory.glob("*.safetensors"):
         fsync_file(file)
-    total = sum(file.stat().st_size for file in files)
-    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
-    write_durably(directory / INDEX_FILE, json.dumps(index, indent=2))
+    written, _ = write_index(directory)
+    for name in pieces:
+        if name not in written and name + "_packed" not in written:
+            raise CheckpointError(f"{directory}: {name} is missing from what llm-compressor wrote")

@@ -24,6 +24,7 @@ from glmforge.checkpoint.format.safetensors_header import QUANTISED_TYPES, read_
 from glmforge.checkpoint.format.safetensors_read import TensorFile
 from glmforge.checkpoint.format.safetensors_stream import Spec, write_safetensors
 from glmforge.checkpoint.format.store import new_directory
+from glmforge.config.model import ModelConfig
 from glmforge.deploy.export import Source
 from glmforge.deploy.quantize.rounding import Rounding
 from glmforge.errors import CheckpointError
@@ -42,11 +43,7 @@ class Quantised(NamedTuple):
 
 
 def quantize_streamed(
-    source: Source,
-    out_dir: Path,
-    rounding: Rounding,
-    *,
-    tokenizer_dir: Path | None = None,
+    source: Source, out_dir: Path, rounding: Rounding, *, tokenizer_dir: Path | None = None
 ) -> Quantised:
     """Write the model `source` to `out_dir` with its linear maps rounded to 8 bits, all else in bf16 (biases of the
     router fp32).
@@ -57,9 +54,7 @@ def quantize_streamed(
     check_names(source.weights, source.model)
     tokenizer_dir = tokenizer_dir or source.tokenizer
     config = check_files(out_dir, source.model, overwrite=False, tokenizer_dir=tokenizer_dir)
-    plan = plan_export(
-        config, dtype=torch.bfloat16, with_mtp=True, duplicate_mtp_head=False, max_shard_bytes=_SHARD_BYTES
-    )
+    plan = whole_plan(config, _SHARD_BYTES)
     writer = _Writer(plan, rounding, PieceSource(source.weights))
     if not writer.num_quantised:
         raise CheckpointError(f"{source.path}: {rounding.fix}")
@@ -67,7 +62,7 @@ def quantize_streamed(
         plan.write_rest(directory, tokenizer_dir)
         for number in range(len(plan.shards)):
             writer.write(directory, number)
-        num_bytes = writer.write_index(directory)
+        _, num_bytes = write_index(directory)
         file = directory / "config.json"
         content = json.loads(file.read_text()) | {"quantization_config": rounding.settings(writer.kept)}
         write_durably(file, json.dumps(content, indent=2, ensure_ascii=False))
@@ -134,17 +129,23 @@ class _Writer:
         off = (self._rounding.decode(stored, piece.shape) - weight).abs()
         return bool((off <= self._rounding.error_bound(weight, stored)).all())
 
-    def write_index(self, directory: Path) -> int:
-        """The index over codes and scales; bytes of all tensors."""
-        files, total = {}, 0
-        for number, shard in enumerate(self._plan.shards):
-            for piece in shard:
-                for name, (dtype, shape) in self._specs(piece).items():
-                    files[name] = self._plan.file(number)
-                    total += dtype.itemsize * math.prod(shape)
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(files.items()))}
-        write_durably(directory / INDEX_FILE, json.dumps(index, indent=2))
-        return total
+
+def whole_plan(config: ModelConfig, max_shard_bytes: int = 1 << 62) -> ExportPlan:
+    """The tensors of a model on disk, MTP layers with it."""
+    return plan_export(
+        config, dtype=torch.bfloat16, with_mtp=True, duplicate_mtp_head=False, max_shard_bytes=max_shard_bytes
+    )
+
+
+def write_index(directory: Path) -> tuple[set[str], int]:
+    """The index over all shards: the names in it, and bytes of all tensors."""
+    headers = {file.name: read_header(file, QUANTISED_TYPES) for file in directory.glob("*.safetensors")}
+    places = {name: file for file, header in headers.items() for name in header}
+    tensors = [tensor for header in headers.values() for tensor in header.values()]
+    total = sum(tensor.dtype.itemsize * math.prod(tensor.shape) for tensor in tensors)
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
+    write_durably(directory / INDEX_FILE, json.dumps(index, indent=2))
+    return set(places), total
 
 
 def is_linear(disk_name: str) -> bool:
