@@ -138,7 +138,8 @@ def parse_json(
     Raises `error` for text that is no JSON, `NaN`, infinite numbers and integers of more than `MAX_DIGITS` digits,
     more than `MAX_DEPTH` levels or `max_values` values, and characters that cannot be written as UTF-8.
     """
-    if text.count(",") + text.count("[") + text.count("{") > max_values:
+    # a value takes two characters at least, with what separates it from the next
+    if len(text) > 2 * max_values and text.count(",") + text.count("[") + text.count("{") > max_values:
         raise error(f"{source}: not usable JSON: holds more than {max_values:,} values; is it the right file?")
     try:
         value = json.loads(text, parse_int=_integer, parse_float=_number, parse_constant=_refuse_constant)
@@ -150,7 +151,7 @@ def parse_json(
         raise error(f"{source}: not usable JSON: {_TOO_DEEP}") from None
     if _is_deeper_than(value, MAX_DEPTH):
         raise error(f"{source}: not usable JSON: {_TOO_DEEP}")
-    if "\\u" in text:  # half a surrogate pair can be written as an escape only
+    if "\\" in text and "\\u" in text:  # half a surrogate pair can be written as an escape only
         _check_text(value, source, error)
     if not isinstance(value, expected):
         raise error(

@@ -1,20 +1,20 @@
-"""What OpenAI's APIs have in common: sampling settings, log-probabilities, usage, errors.
+"""What OpenAI's APIs have in common: schemas, log-probabilities, usage, errors, choices.
 
-Fields that vLLM adds and that trainers and benchmarks use are known as well: top_k, min_p, repetition_penalty,
-min_tokens, stop_token_ids, ignore_eos, priority. Fields that nobody knows are ignored, as OpenAI's servers do.
+Fields that nobody knows are ignored, as OpenAI's servers do.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
 
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.generate.answer import Update
 from glmforge.generate.logprobs import TokenLogprob
-from glmforge.protocol.reply import ReplyBlock, ReplyBlocks, ReplyParser, Step
-from glmforge.protocol.request import ApiError, Ask, Context, Fields, invalid, model_of, quoted
+from glmforge.protocol.body import Asked, Body, refuse
+from glmforge.protocol.request import ApiError, Ask, Context, Event, invalid
 
-MAX_CHOICES = 128
-NOT_ENDED = {"finish_reason": None}
+NOT_ENDED: Mapping[str, Any] = {"finish_reason": None}
 _LOWEST = -9999.0
 """What a token gets that cannot be chosen: JSON has no infinity."""
 _TYPES = {
@@ -22,6 +22,7 @@ _TYPES = {
     "rate_limit": "rate_limit_error", "timeout": "timeout_error", "overloaded": "server_error",
     "server": "server_error",
 }  # fmt: skip
+_Guided = Annotated[Any, refuse("use response_format")]
 
 
 def error(refusal: ApiError) -> dict[str, Any]:
@@ -30,117 +31,105 @@ def error(refusal: ApiError) -> dict[str, Any]:
     return {"error": {"message": str(refusal), "type": kind, "param": refusal.param, "code": refusal.code}}
 
 
-def sampling(body: Fields, context: Context, *, max_choices: int = MAX_CHOICES) -> dict[str, Any]:
-    """Settings of `SamplingParams` but for lengths, log-probabilities and schemas."""
-    temperature = body.number("temperature", 0, 2)
-    top_p, top_k = body.number("top_p", 0, 1), body.integer("top_k", -1)
-    seed = body.integer("seed", -(2**63), 2**64)
-    stop = body.get("stop")
-    ignore_eos = body.flag("ignore_eos")
-    return {
-        "temperature": heat(temperature),
-        "top_p": 1.0 if top_p is None else max(top_p, 1e-9),  # 0 leaves the likeliest token
-        "top_k": max(0, top_k or 0),
-        "min_p": body.number("min_p", 0, 1) or 0.0,
-        "repetition_penalty": body.number("repetition_penalty", 0.001, 1000) or 1.0,
-        "frequency_penalty": body.number("frequency_penalty", -2, 2) or 0.0,
-        "presence_penalty": body.number("presence_penalty", -2, 2) or 0.0,
-        "logit_bias": _logit_bias(body, context.tokenizer.vocab_size),
-        "seed": None if seed is None else seed % 2**63,
-        "num_samples": body.integer("n", 1, max_choices) or 1,
-        "stop": [stop] if isinstance(stop, str) else body.array("stop"),
-        "min_new_tokens": body.integer("min_tokens", 0) or 0,
-        "stop_ids": () if ignore_eos else _stop_ids(body, context.tokenizer),
-        "banned_tokens": context.tokenizer.stop_ids if ignore_eos else (),
-    }
+class NamedSchema(Body):
+    """A JSON schema and what it is called."""
+
+    body: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
-def heat(temperature: float | None) -> float:
-    """A temperature as the engine takes it; 1 if none is given."""
-    return 1.0 if temperature is None else float(temperature) if temperature >= 1e-4 else 0.0
+class Format(NamedSchema):
+    """What an answer must be: any text, any object, or JSON of a schema, which Responses has beside the type."""
+
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    json_schema: NamedSchema | None = None
+
+    def schema_for(self, where: str) -> dict[str, Any] | None:
+        """None for text. `where` the body has it. Raises `ApiError`."""
+        if self.type != "json_schema":
+            return {"type": "object"} if self.type == "json_object" else None
+        found = (self.json_schema or self).body
+        if found is None:
+            raise invalid(f"{where}.json_schema", "needs a schema")
+        return found
 
 
-def schema_of(body: Fields, name: str) -> Any:
-    """The JSON schema of `response_format` and its kind; None for text."""
-    wanted = body.part(name)
-    kind = "text" if wanted is None else wanted.choice("type", ("text", "json_object", "json_schema"), "text")
-    if wanted is None or kind == "text":
-        return None
-    if kind == "json_object":
-        return {"type": "object"}
-    holder = wanted.part("json_schema") if "json_schema" in wanted else wanted
-    schema = None if holder is None else holder.part("schema")
-    if holder is None or schema is None:
-        raise invalid(wanted.where("json_schema"), "needs a schema")
-    return dict(holder.get("schema"))
+class Guided(Asked):
+    """Chat and completions. vLLM's own fields for schemas and grammars are refused."""
 
-
-def common(body: Fields, context: Context) -> dict[str, Any]:
-    """Fields of `Ask` that every API has."""
-    options = body.part("stream_options")
-    return {
-        "model": model_of(body, context),
-        "stream": body.flag("stream"),
-        "include_usage": options is not None and options.flag("include_usage"),
-        "priority": body.integer("priority", -(2**31)) or 0,
-        "timeout": body.number("timeout", 0.001, 1e6),
-        "id": body.text("request_id", "") or None,
-    }
+    response_format: Format = Format()
+    guided_json: _Guided = None
+    guided_regex: _Guided = None
+    guided_choice: _Guided = None
+    guided_grammar: _Guided = None
+    structured_outputs: _Guided = None
 
 
 class Counts:
     """Tokens of an answer, as updates tell of them."""
 
     def __init__(self, ask: Ask) -> None:
-        self._ask = ask
         self._cached = dict.fromkeys(range(0, num_choices(ask), ask.params.num_samples), 0)
-        self.num_tokens = 0
-
-    @property
-    def num_prompt(self) -> int:
-        return sum(map(len, self._ask.prompts or (self._ask.prompt,)))
+        self.num_prompt, self.num_tokens = sum(map(len, ask.prompts or (ask.prompt,))), 0
 
     @property
     def num_cached(self) -> int:
         return sum(self._cached.values())
 
     def add(self, update: Update) -> None:
+        """Raises `ApiError` for an answer that the engine could not finish."""
+        if update.finished == "error":
+            raise ApiError(500, "server", update.error or "the engine could not finish this answer")
         self.num_tokens += update.token is not None
         if update.sample in self._cached:  # the other samples of a prompt begin behind it
             self._cached[update.sample] = max(self._cached[update.sample], update.num_cached)
 
     def body(self, num_reasoning: int | None = None) -> dict[str, Any]:
         """In the words of chat and completions."""
-        usage: dict[str, Any] = {
+        details = {} if num_reasoning is None else {"completion_tokens_details": {"reasoning_tokens": num_reasoning}}
+        return {
             "prompt_tokens": self.num_prompt,
             "completion_tokens": self.num_tokens,
             "total_tokens": self.num_prompt + self.num_tokens,
             "prompt_tokens_details": {"cached_tokens": self.num_cached},
-        }
-        if num_reasoning is not None:
-            usage["completion_tokens_details"] = {"reasoning_tokens": num_reasoning}
-        return usage
+        } | details
 
 
-class BlockReader:
-    """An answer that is read block by block, and its counts."""
+class ChoicesWriter:
+    """Answers as a list of choices, or chunks of them."""
 
-    def __init__(self, ask: Ask, context: Context) -> None:
-        assert ask.reply is not None, "it is taken apart"
-        self.counts, self.parser, self._blocks = Counts(ask), ReplyParser(context.tokenizer, ask.reply), ReplyBlocks()
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
 
-    @property
-    def blocks(self) -> list[ReplyBlock]:
-        return self._blocks.blocks
+    def __init__(self, ask: Ask, context: Context, answer_id: str) -> None:
+        self._ask, self._tokenizer, self._counts = ask, context.tokenizer, Counts(ask)
+        self._head = {"id": answer_id, "created": context.created, "model": ask.model}
 
-    def take(self, update: Update) -> list[Step]:
-        """What has become known. Raises `ApiError` for an answer that has failed."""
-        refuse_failed(update)
-        self.counts.add(update)
-        pieces = [] if update.token is None else self.parser.add([update.token])
-        if update.finished is None:
-            return list(self._blocks.add(pieces))
-        return [*self._blocks.add([*pieces, *self.parser.finish()]), *self._blocks.close()]
+    def end(self) -> list[Event]:
+        """Usage, if it is asked for."""
+        return [self._chunk([], self._usage())] if self._ask.include_usage else []
+
+    def _usage(self) -> dict[str, Any]:
+        return self._counts.body()
+
+    def _chunk(self, choices: list[dict[str, Any]], usage: Mapping[str, Any] | None = None) -> Event:
+        told = {"usage": usage} if self._ask.include_usage else {}
+        return Event(None, self._head | {"object": self.chunk_kind, "choices": choices} | told)
+
+    def _answer(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return self._head | {"object": self.kind, "choices": choices, "usage": self._usage()}
+
+    def _scored(self, update: Update) -> tuple[int, TokenLogprob] | None:
+        """A token whose log-probability is told of."""
+        if update.token is None or update.logprob is None or update.token in self._tokenizer.stop_ids:
+            return None
+        return update.token, update.logprob
+
+    def _ends(self, update: Update, with_calls: bool = False) -> dict[str, Any]:
+        """Why an answer has ended: one that was cancelled, as at a limit. `stop_reason`, vLLM's field, is the stop
+        string or token that the client gave."""
+        own = (*self._tokenizer.stop_ids, self._tokenizer.special_id("</tool_call>"))
+        finish = "length" if update.finished != "stop" else "tool_calls" if with_calls else "stop"
+        return {"finish_reason": finish, "stop_reason": None if update.stop in own else update.stop}
 
 
 def num_choices(ask: Ask) -> int:
@@ -150,47 +139,14 @@ def num_choices(ask: Ask) -> int:
 
 def logprob_body(tokenizer: Tokenizer, token: int, found: TokenLogprob) -> dict[str, Any]:
     """A token, its bytes and its log-probability, with the likeliest ones."""
-    top = [_token_body(tokenizer, other, logprob) for other, logprob in found.top]
-    return _token_body(tokenizer, token, found.logprob) | {"top_logprobs": top}
 
+    def told(one: int, logprob: float) -> dict[str, Any]:
+        data = tokenizer.token_bytes(one)
+        return {"token": data.decode("utf-8", "replace"), "bytes": list(data), "logprob": finite(logprob)}
 
-def _token_body(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
-    data = tokenizer.token_bytes(token)
-    return {"token": data.decode("utf-8", "replace"), "bytes": list(data), "logprob": finite(logprob)}
+    return told(token, found.logprob) | {"top_logprobs": [told(*other) for other in found.top]}
 
 
 def finite(logprob: float) -> float:
     """As JSON can say it."""
     return logprob if logprob > _LOWEST else _LOWEST
-
-
-def stop_reason(update: Update, tokenizer: Tokenizer) -> str | int | None:
-    """The stop string or token that the client gave and that was found; vLLM's field of that name."""
-    own = (*tokenizer.stop_ids, tokenizer.special_id("</tool_call>"))
-    return None if update.stop in own else update.stop
-
-
-def refuse_failed(update: Update) -> None:
-    """Raise `ApiError` for an answer that the engine could not finish."""
-    if update.finished == "error":
-        raise ApiError(500, "server", update.error or "the engine could not finish this answer")
-
-
-def _stop_ids(body: Fields, tokenizer: Tokenizer) -> Sequence[int]:
-    ids = body.array("stop_token_ids")
-    for token in ids:
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < tokenizer.vocab_size:
-            raise invalid(body.where("stop_token_ids"), f"{quoted(token)} is not a token id of this model")
-    return (*tokenizer.stop_ids, *ids) if ids else ()
-
-
-def _logit_bias(body: Fields, vocab_size: int) -> dict[int, float]:
-    biases = body.part("logit_bias")
-    if biases is None:
-        return {}
-    found: dict[int, float] = {}
-    for name in body.get("logit_bias"):
-        if not (name.isascii() and name.isdigit() and len(name) < 10 and int(name) < vocab_size):
-            raise invalid("logit_bias", f"{quoted(name)} is not a token id of this model")
-        found[int(name)] = biases.number(name, -100, 100) or 0.0
-    return found

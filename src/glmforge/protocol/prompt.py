@@ -7,17 +7,50 @@ the thought, so a forced call comes without one. A schema follows a thought.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from glmforge.data.chat.conversation import Conversation
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.generate.params import SamplingParams
-from glmforge.protocol.budget import Thinking
-from glmforge.protocol.request import Ask, Context, ReplySettings, invalid, quoted, refusing, room_for
+from glmforge.protocol.body import refusing, room_for
+from glmforge.protocol.request import Ask, Context, ReplySettings, invalid, quoted
 from glmforge.protocol.tools import Tool, grammar_of, grammars_are_there
 
 MAX_LENGTH = 2**31 - 1
 """Of a reply whose prompt is not known yet."""
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+_SHARES: dict[Effort, float | None] = {
+    "none": 0.0, "minimal": 0.0, "low": 0.2, "medium": 0.5, "high": None, "xhigh": None, "max": None
+}  # fmt: skip
+"""Of the tokens of the reply, how many an effort lets the thought have; None leaves it to the model."""
+
+
+@dataclass(frozen=True)
+class Thinking:
+    """Whether a model is to think, and for how long.
+
+    GLM is trained on thoughts of every length and has no words for a limit: `</think>` alone ends a thought.
+
+    Attributes:
+        budget: tokens, or None; goes before `effort`.
+        clear: drop the thoughts of turns before the last question, as GLM's template does.
+    """
+
+    enabled: bool = True
+    effort: Effort | None = None
+    budget: int | None = None
+    clear: bool = True
+
+    def budget_of(self, max_new_tokens: int) -> int | None:
+        """Tokens of a thought in a reply of so many; None for no limit but theirs, 0 for no thought."""
+        if not self.enabled:
+            return 0
+        share = None if self.effort is None else _SHARES[self.effort]
+        if self.budget is None and share is None:
+            return None
+        return min(max_new_tokens, int(max_new_tokens * (share or 0.0)) if self.budget is None else self.budget)
 
 
 @dataclass(frozen=True)
@@ -95,7 +128,7 @@ def rendered(talk: Talk, context: Context, *, thinking: bool) -> list[int]:
     # Clients hand back replies that consisted of nothing; they say nothing.
     messages = [one for one in talk.messages if one["role"] != "assistant" or _says_something(one)]
     with refusing("messages"):
-        conversation = Conversation.from_messages(messages, [tool.schema for tool in talk.tools], is_prompt=True)
+        conversation = Conversation.from_messages(messages, [tool.written for tool in talk.tools], is_prompt=True)
         return tokenizer.apply_chat_template(
             conversation.messages,
             conversation.tools,

@@ -8,16 +8,14 @@ framework. A module of an API offers:
     error(ApiError) -> body
 """
 
-import math
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import GlmforgeError
-from glmforge.files import MAX_DEPTH, MAX_DIGITS, MAX_VALUES, shown, why_no_text
+from glmforge.files import shown
 from glmforge.generate.answer import Update
 from glmforge.generate.params import SamplingParams
 
@@ -136,195 +134,13 @@ class Event(NamedTuple):
 
 
 class Writer(Protocol):
-    """An answer in an API's form: as a stream, or whole at its end. Either takes every update of the request."""
+    """An answer in an API's form. `begin`, each `update` and `end` tell the events of a stream, `whole` the body when
+    all updates have been taken. `update` raises `ApiError` for an answer that has failed."""
 
-    def begin(self) -> list[Event]:
-        """Before the first update."""
-        ...
-
-    def update(self, update: Update) -> list[Event]:
-        """What has become known. Raises `ApiError` for an answer that has failed."""
-        ...
-
-    def end(self) -> list[Event]:
-        """Behind the last update."""
-        ...
-
-    def whole(self) -> dict[str, Any]:
-        """The body, when all updates have been taken."""
-        ...
-
-
-@contextmanager
-def refusing(param: str | None = None) -> Iterator[None]:
-    """Within, errors that the user can fix become refusals of the body."""
-    try:
-        yield
-    except ApiError:
-        raise
-    except GlmforgeError as error:
-        raise ApiError(400, "invalid_request", str(error), param) from None
-    except RecursionError:
-        raise invalid(param, "is nested too deeply") from None
-
-
-class Fields:
-    """A body or a part of it, read field by field; whatever has the wrong type is refused by name.
-
-    `null` counts as missing, as it does to the APIs.
-    """
-
-    def __init__(self, given: object, path: str = "") -> None:
-        if not isinstance(given, Mapping):
-            raise invalid(path or None, f"expected an object, not {quoted(given)}")
-        self._given, self._path = given, path
-
-    @classmethod
-    def of_body(cls, body: object) -> "Fields":
-        """Of a whole body: JSON of bounded depth, with text and numbers that can be used."""
-        check_json(body)
-        return cls(body)
-
-    def __contains__(self, name: str) -> bool:
-        return self._given.get(name) is not None
-
-    def where(self, name: str) -> str:
-        return f"{self._path}.{name}" if self._path else name
-
-    def get(self, name: str) -> Any:
-        return self._given.get(name)
-
-    def text(self, name: str, default: str | None = None) -> str:
-        """Raises `ApiError` where it is missing and has no default."""
-        value = self.get(name)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, str):
-            raise invalid(self.where(name), "is required" if value is None else f"expected text, not {quoted(value)}")
-        return value
-
-    def choice(self, name: str, choices: Sequence[str], default: str) -> str:
-        value = self.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, str) or value not in choices:
-            raise invalid(self.where(name), f"unsupported value {quoted(value)}; choose one of {', '.join(choices)}")
-        return value
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        value = self.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise invalid(self.where(name), f"expected true or false, not {quoted(value)}")
-        return value
-
-    def integer(self, name: str, low: int, high: int = 2**31 - 1) -> int | None:
-        value = self.get(name)
-        if value is None:
-            return None
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise invalid(
-                self.where(name), f"expected a whole number between {low:,} and {high:,}, not {quoted(value)}"
-            )
-        return value
-
-    def number(self, name: str, low: float, high: float) -> float | None:
-        value = self.get(name)
-        if value is None:
-            return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise invalid(self.where(name), f"expected a number between {low:g} and {high:g}, not {quoted(value)}")
-        return value
-
-    def array(self, name: str, max_items: int = MAX_VALUES) -> list[Any]:
-        value = self.get(name)
-        if value is None:
-            return []
-        if not isinstance(value, list | tuple):
-            raise invalid(self.where(name), f"expected a list, not {quoted(value)}")
-        if len(value) > max_items:
-            raise invalid(self.where(name), f"has {len(value):,} items; at most {max_items:,} are allowed")
-        return [*value]
-
-    def part(self, name: str) -> "Fields | None":
-        """An object within."""
-        return Fields(self.get(name), self.where(name)) if name in self else None
-
-    def parts(self, name: str, max_items: int = MAX_VALUES) -> "list[Fields]":
-        """A list of objects within."""
-        items = enumerate(self.array(name, max_items))
-        return [Fields(item, f"{self.where(name)}[{number}]") for number, item in items]
-
-    def refuse(self, name: str, why: str, harmless: Sequence[Any] = ()) -> None:
-        """Refuse a field that would change the answer, unless its value is harmless."""
-        value = self.get(name)
-        if value is not None and not any(value == one and type(value) is type(one) for one in harmless):
-            raise invalid(self.where(name), f"is not supported: {why}")
-
-
-def check_json(value: object) -> None:
-    """Refuse what is not JSON, too deep or too large, and text and numbers that nothing can be done with."""
-    level, num_values = [value], 0
-    for _ in range(MAX_DEPTH + 1):
-        num_values += len(level)
-        if num_values > MAX_VALUES:
-            raise invalid(None, f"the body has more than {MAX_VALUES:,} values")
-        below: list[object] = []
-        for item in level:
-            if isinstance(item, Mapping):
-                below += item.keys()
-                below += item.values()
-                if not all(isinstance(key, str) for key in item):
-                    raise invalid(None, "the body is not JSON: a key is not text")
-            elif isinstance(item, list | tuple):
-                below += item
-            else:
-                _check_scalar(item)
-        if not below:
-            return
-        level = below
-    raise invalid(None, f"the body is nested more than {MAX_DEPTH} levels deep")
-
-
-def _check_scalar(item: object) -> None:
-    if isinstance(item, str):
-        if (reason := why_no_text(item)) is not None:
-            raise invalid(None, f"the body is not usable: {reason}")
-    elif isinstance(item, float):
-        if not math.isfinite(item):
-            raise invalid(None, f"the body is not usable JSON: has the number {item}")
-    elif isinstance(item, int):
-        if abs(item) >= 10**MAX_DIGITS:
-            raise invalid(None, f"the body has a number of more than {MAX_DIGITS} digits")
-    elif item is not None:
-        raise invalid(None, f"the body is not JSON: has a {type(item).__name__}")
-
-
-def model_of(body: Fields, context: Context) -> str:
-    """The model that a body names. Raises `ApiError` 404 for one that is not served."""
-    name = body.text("model", context.model_names[0])
-    if name not in context.model_names:
-        known = ", ".join(context.model_names)
-        raise ApiError(
-            404, "not_found", f"model: {quoted(name)} does not exist; choose one of {known}", "model", "model_not_found"
-        )
-    return name
-
-
-def room_for(prompt: Sequence[int], asked: int | None, context: Context, *, least: int = 1) -> int:
-    """Tokens that an answer may have: as asked, at most what the context leaves. Raises `ApiError` for a prompt that
-    leaves less than `least`."""
-    room = context.max_positions - len(prompt)
-    if room < least:
-        raise invalid(
-            None,
-            f"the prompt has {len(prompt):,} tokens, the model's context {context.max_positions:,}; shorten the prompt",
-            "context_length_exceeded",
-        )
-    return min(context.default_max_tokens if asked is None else asked, room)
+    def begin(self) -> list[Event]: ...
+    def update(self, update: Update) -> list[Event]: ...
+    def end(self) -> list[Event]: ...
+    def whole(self) -> dict[str, Any]: ...
 
 
 def quoted(value: object) -> str:

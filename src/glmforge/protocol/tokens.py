@@ -10,74 +10,88 @@ Experts are int lists [tokens of prompt and answer but the last][MoE layers][exp
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from glmforge.generate.answer import Update
 from glmforge.generate.params import MAX_SAMPLES, MAX_TOP_LOGPROBS, SamplingParams
-from glmforge.protocol.chat import read_talk
-from glmforge.protocol.completions import token_ids
-from glmforge.protocol.openai import Counts, common, error, finite, refuse_failed, sampling
+from glmforge.protocol.body import Asked, Body, Count, Ids, Whole, refusing, room_for, token_ids
+from glmforge.protocol.chat import TalkBody
+from glmforge.protocol.openai import ChoicesWriter, finite
 from glmforge.protocol.prompt import rendered
-from glmforge.protocol.request import Ask, Context, Event, Fields, invalid, refusing, room_for
-
-__all__ = ["TokensWriter", "detokenize", "error", "parse", "tokenize"]
+from glmforge.protocol.request import Ask, Context, Event, invalid
 
 
+class _Body(Asked):
+    prompt_token_ids: Ids
+    n: Annotated[Whole, Field(ge=1, le=MAX_SAMPLES)] = 1
+    max_tokens: Count | None = None
+    logprobs: Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
+    prompt_logprobs: bool = False
+    experts: bool = False
+
+
+@refusing()
 def parse(body: Mapping[str, Any], context: Context) -> Ask:
     """Of `/generate`. Raises `ApiError`."""
-    with refusing():
-        fields = Fields.of_body(body)
-        prompt = token_ids(fields.array("prompt_token_ids"), "prompt_token_ids", context.tokenizer)
-        settings = sampling(fields, context, max_choices=MAX_SAMPLES)
-        max_tokens = fields.integer("max_tokens", 0)
-        if max_tokens == 0 and settings["num_samples"] > 1:
-            raise invalid("max_tokens", "0 scores the prompt alone; leave out n")
-        room = room_for(prompt, max_tokens, context, least=0 if max_tokens == 0 else 1)
-        settings["min_new_tokens"] = min(settings["min_new_tokens"], room)
-        logprobs = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS)
-        params = SamplingParams(
-            **settings,
-            max_new_tokens=room,
-            logprobs=0 if logprobs is None else logprobs,
-            prompt_logprobs=fields.flag("prompt_logprobs"),
-            experts=fields.flag("experts"),
-        )
-        return Ask(prompt, params, max_tokens_zero=max_tokens == 0, **common(fields, context))
+    given = _Body.model_validate(body)
+    prompt = token_ids(given.prompt_token_ids, "prompt_token_ids", context.tokenizer)
+    scores_only = given.max_tokens == 0
+    if scores_only and given.n > 1:
+        raise invalid("max_tokens", "0 scores the prompt alone; leave out n")
+    room = room_for(prompt, given.max_tokens, context, least=0 if scores_only else 1)
+    params = SamplingParams(
+        **given.sampling(context) | {"min_new_tokens": min(given.min_tokens, room)},
+        max_new_tokens=room,
+        logprobs=given.logprobs,
+        prompt_logprobs=given.prompt_logprobs,
+        experts=given.experts,
+    )
+    return Ask(prompt, params, max_tokens_zero=scores_only, **given.shared(context))
 
 
+class _Encoding(Body):
+    prompt: str | None = None
+    messages: Any = None
+    return_token_strs: bool = False
+
+
+class _Decoding(Body):
+    tokens: Ids
+
+
+@refusing()
 def tokenize(body: Mapping[str, Any], context: Context) -> dict[str, Any]:
     """Ids of a text (`prompt`), or of a conversation as chat has it. Raises `ApiError`."""
-    with refusing():
-        fields = Fields.of_body(body)
-        if ("prompt" in fields) == ("messages" in fields):
-            raise invalid("prompt", "give either prompt or messages")
-        if "messages" in fields:
-            talk = read_talk(fields)
-            ids = rendered(talk, context, thinking=talk.thinking.enabled)
-        else:
-            ids = context.tokenizer.encode(fields.text("prompt"))
-        found: dict[str, Any] = {"count": len(ids), "max_model_len": context.max_positions, "tokens": ids}
-        if fields.flag("return_token_strs"):
-            found["token_strs"] = [context.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in ids]
-        return found
+    given = _Encoding.model_validate(body)
+    if (given.prompt is None) == (given.messages is None):
+        raise invalid("prompt", "give either prompt or messages")
+    if given.prompt is not None:
+        ids = context.tokenizer.encode(given.prompt)
+    else:
+        talk = TalkBody.model_validate(body).talk()
+        ids = rendered(talk, context, thinking=talk.thinking.enabled)
+    found: dict[str, Any] = {"count": len(ids), "max_model_len": context.max_positions, "tokens": ids}
+    if given.return_token_strs:
+        found["token_strs"] = [context.tokenizer.token_bytes(token).decode("utf-8", "replace") for token in ids]
+    return found
 
 
+@refusing()
 def detokenize(body: Mapping[str, Any], context: Context) -> dict[str, Any]:
     """The text of ids (`tokens`). Raises `ApiError`."""
-    with refusing():
-        fields = Fields.of_body(body)
-        ids = fields.array("tokens")
-        if "tokens" not in fields:
-            raise invalid("tokens", "is required")
-        return {"prompt": context.tokenizer.decode(token_ids(ids, "tokens", context.tokenizer)) if ids else ""}
+    ids = _Decoding.model_validate(body).tokens
+    return {"prompt": context.tokenizer.decode(token_ids(ids, "tokens", context.tokenizer)) if ids else ""}
 
 
-class TokensWriter:
+class TokensWriter(ChoicesWriter):
     """Answers as token ids."""
 
+    kind = chunk_kind = "tokens"
+
     def __init__(self, ask: Ask, context: Context, answer_id: str) -> None:
-        self._ask, self._counts = ask, Counts(ask)
-        self._head = {"id": answer_id, "object": "tokens", "created": context.created, "model": ask.model}
+        super().__init__(ask, context, answer_id)
         self._choices = [self._empty(number) for number in range(ask.params.num_samples)]
 
     def begin(self) -> list[Event]:
@@ -86,7 +100,6 @@ class TokensWriter:
 
     def update(self, update: Update) -> list[Event]:
         """What has become known. Raises `ApiError` for an answer that has failed."""
-        refuse_failed(update)
         self._counts.add(update)
         told = self._empty(update.sample) if self._ask.stream else self._choices[update.sample]
         if update.token is not None and not self._ask.max_tokens_zero:
@@ -97,15 +110,15 @@ class TokensWriter:
                     told["top_logprobs"].append([[token, finite(logprob)] for token, logprob in found.top])
         if update.finished is not None:
             told |= {"finish_reason": update.finished, "stop_reason": update.stop} | self._details(update)
-        return [Event(None, self._head | {"choices": [told]})] if self._ask.stream else []
+        return [self._chunk([told])] if self._ask.stream else []
 
     def end(self) -> list[Event]:
         """Usage."""
-        return [Event(None, self._head | {"choices": [], "usage": self._counts.body()})]
+        return [Event(None, self._answer([]))]
 
     def whole(self) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
-        return self._head | {"choices": self._choices, "usage": self._counts.body()}
+        return self._answer(self._choices)
 
     def _empty(self, number: int) -> dict[str, Any]:
         top: dict[str, list[Any]] = {"top_logprobs": []} if self._ask.params.logprobs else {}

@@ -6,44 +6,50 @@ types and to enumerations of texts; what else a schema says is for the client to
 """
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
 
 from glmforge.data.tokens.tokenizer import Tokenizer
-from glmforge.protocol.reply import types_of
-from glmforge.protocol.request import Fields, invalid, quoted
+from glmforge.protocol.arguments import types_of
+from glmforge.protocol.body import Body
 
 MAX_TOOLS = 1024
-_NAME = re.compile(r"[A-Za-z0-9_.:\-]{1,128}")
 
 _KEY, _TEXT = r"KEY: /[^\n]{1,200}/", r"TEXT: /(.|\n)*/"
 
 
-@dataclass(frozen=True)
-class Tool:
+class Tool(Body):
     """A function that may be called: its name, what it is for, the JSON schema of its parameters."""
 
-    name: str
-    description: str | None
-    parameters: dict[str, Any]
-
-    @classmethod
-    def of(cls, given: Fields, parameters: str) -> "Tool":
-        """`parameters`: what the API calls them."""
-        name = given.text("name")
-        if not _NAME.fullmatch(name):
-            raise invalid(given.where("name"), f"{quoted(name)} must be 1 to 128 letters, digits or any of _ - . :")
-        schema = given.part(parameters)
-        return cls(name, given.text("description", "") or None, {} if schema is None else dict(given.get(parameters)))
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:\-]{1,128}$")]
+    description: str = ""
+    parameters: dict[str, Any] = {}
 
     @property
-    def schema(self) -> dict[str, Any]:
+    def written(self) -> dict[str, Any]:
         """As the chat template writes it."""
         said = {"name": self.name} | ({"description": self.description} if self.description else {})
         return {"type": "function", "function": said | {"parameters": self.parameters}}
+
+
+def _choice(given: Any) -> tuple[str, str | None]:
+    if given in ("auto", "none", "required"):
+        return given, None
+    function = (
+        given.get("function", given)
+        if isinstance(given, dict) and given.get("type", "function") == "function"
+        else None
+    )
+    if isinstance(function, dict) and isinstance(name := function.get("name"), str):
+        return "required", name
+    raise ValueError("choose 'auto', 'none', 'required', or a function by its type and name")
+
+
+Choice = Annotated[tuple[str, str | None], BeforeValidator(_choice)]
+"""Whether OpenAI's APIs are to call: `auto`, `none` or `required`, and the function that is named."""
 
 
 def grammars_are_there() -> bool:

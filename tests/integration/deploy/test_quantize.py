@@ -15,8 +15,7 @@ from glmforge.cli.app import app
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.deploy.export import open_source
 from glmforge.deploy.quantize import environment, rounding
-from glmforge.deploy.quantize.calibrated import quantize_calibrated
-from glmforge.deploy.quantize.calibration import calibration_rows
+from glmforge.deploy.quantize.calibrated import calibration_rows, quantize_calibrated
 from glmforge.deploy.quantize.gguf_types import quantize_gguf
 from glmforge.deploy.quantize.rounding import Fp8Blocks, Int8Channels, Rounding
 from glmforge.deploy.quantize.streamed import quantize_streamed
@@ -149,6 +148,12 @@ def test_calibration_rows(tiny_data: TinyData, tmp_path: Path) -> None:
     assert rows[1] == tokenizer.encode("some words " * 20)[:20]
     lines.write_text('{"text": "fine and long enough to be a row"}\n{"words": 1}\n')
     with pytest.raises(DataError, match=r"lines.jsonl:2: has neither"):
+        calibration_rows(lines, tokenizer, num_rows=9, num_tokens=20)
+    in_parts = [chat[0] | {"content": [{"type": "text", "value": "What is it?"}]}, chat[1]]  # as ShareGPT has it
+    lines.write_text(json.dumps({"messages": in_parts}))
+    assert calibration_rows(lines, tokenizer, num_rows=9, num_tokens=20) == [tokenizer.apply_chat_template(chat)[:20]]
+    lines.write_text(json.dumps({"messages": [{"role": "boss", "content": "Do it at once, whatever it is."}]}))
+    with pytest.raises(DataError, match=r"lines.jsonl:1: message 0.*boss"):
         calibration_rows(lines, tokenizer, num_rows=9, num_tokens=20)
     text.write_text("a")
     with pytest.raises(DataError, match="no text of 8 tokens"):

@@ -13,7 +13,8 @@ from openai.types.chat import (
 )
 
 from glmforge.generate.answer import Update
-from glmforge.protocol.chat import ChatWriter, error, parse
+from glmforge.protocol.chat import ChatWriter, parse
+from glmforge.protocol.openai import error
 from glmforge.protocol.request import ApiError, Ask
 from helpers.replies import Served, answered, streamed, updates_of
 
@@ -183,7 +184,7 @@ def test_schemas(served: Served) -> None:
         ({"messages": [{"role": "boss", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages"),
         ({"temperature": 3}, "temperature"), ({"temperature": "1"}, "temperature"), ({"top_p": True}, "top_p"),
-        ({"n": 0}, "n"), ({"n": 1.5}, "n"), ({"max_tokens": 0}, "max_tokens"), ({"stop": [1]}, None),
+        ({"n": 0}, "n"), ({"n": 1.5}, "n"), ({"max_tokens": 0}, "max_tokens"), ({"stop": [1]}, "stop[0]"),
         ({"stop": ["" ]}, None), ({"logit_bias": {"x": 1}}, "logit_bias"), ({"logit_bias": {"99999": 1}}, "logit_bias"),
         ({"top_logprobs": 3}, "top_logprobs"), ({"stream": "yes"}, "stream"),
         ({"audio": {"voice": "x"}}, "audio"), ({"modalities": ["text", "audio"]}, "modalities"),

@@ -139,6 +139,21 @@ def test_a_message_and_its_stream(served: Served) -> None:
         json.dumps([event.data for event in events], allow_nan=False)
 
 
+def test_blocks_open_and_close_one_after_another(served: Served) -> None:
+    """What is said behind a call is a block of its own, without the white space before it."""
+    wanted = ask(served, tools=[TOOLS[0] | {"eager_input_streaming": True}], stream=True)
+    writer = MessagesWriter(wanted, served, "x")
+    events = streamed(writer, updates_of(served.tokenizer, REPLY + "\n So it is."))
+    marks = [(data["index"], name) for name, data in events if name in ("content_block_start", "content_block_stop")]
+    assert marks == [(number, f"content_block_{what}") for number in range(5) for what in ("start", "stop")]
+    assert [block["text"] for block in writer.whole()["content"] if block["type"] == "text"] == [
+        "Let me see.",
+        "So it is.",
+    ]
+    texts = [data["delta"]["text"] for _, data in events if data.get("delta", {}).get("type") == "text_delta"]
+    assert "".join(texts) == "Let me see.So it is."
+
+
 def test_ends(served: Served) -> None:
     plain = ask(served, stop_sequences=["END"])
     cut = answered(MessagesWriter(plain, served, "x"), updates_of(served.tokenizer, "ok END", stop=["END"]))

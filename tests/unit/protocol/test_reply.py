@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from glmforge.data.chat.conversation import Conversation
 from glmforge.data.tokens.tokenizer import Tokenizer
-from glmforge.protocol.reply import Message, Piece, ReplyBlocks, ReplyParser, types_of
+from glmforge.protocol.arguments import types_of
+from glmforge.protocol.reply import Message, Piece, ReplyParser
 from glmforge.protocol.request import ReplySettings
 from glmforge.verify.reply import argument_value, parse_reply
 from helpers.random_conversations import record, record_with_typed_tokens
@@ -284,16 +285,3 @@ def test_calls_that_are_told_of_are_json(tokenizer: Tokenizer, parts: list[str])
         else:
             with pytest.raises(ValueError, match=r"."):
                 json.loads(arguments)
-
-
-def test_blocks_open_and_close_one_after_another(tokenizer: Tokenizer) -> None:
-    blocks = ReplyBlocks()
-    pieces = pieces_of(
-        tokenizer, EAGER, [[one] for one in ids_of(tokenizer, "<think>a</think>b" + call(text="c") + "d")]
-    )
-    steps = [*blocks.add(pieces), *blocks.close()]
-    assert [(one.kind, one.text) for one in blocks.blocks] == [
-        *(("reasoning", "a"), ("content", "b"), ("call", '{"text": "c"}'), ("content", "d"))
-    ]
-    kinds = [(step.kind, step.number) for step in steps if step.kind != "text"]
-    assert kinds == [(kind, number) for number in range(4) for kind in ("open", "close")]

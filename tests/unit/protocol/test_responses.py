@@ -62,7 +62,7 @@ def test_settings(served: Served) -> None:
         ({"background": True}, "background"), ({"prompt": {"id": "x"}}, "prompt"), ({"input": None}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"), ({"input": 5}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type"), ({"tool_choice": {"type": "mcp"}}, "tool_choice.type"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"), ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type"),
         ({"reasoning": {"effort": 3}}, "reasoning.effort"),
     ],

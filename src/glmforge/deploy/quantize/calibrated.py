@@ -1,39 +1,39 @@
 """GPTQ and AWQ, whose rounding looks at activations: by llm-compressor, in a process of its own environment.
 
-Here the order is written, and the result completed and compared before it gets its name: the tokenizer, the MTP layers
-in full precision, which transformers' model does not have, and an index over all. The directory is compressed-tensors'
-`pack-quantized`, which transformers and vLLM read.
+Here rows of token ids are made of texts, the order is written, and the result completed and compared before it gets its
+name: the tokenizer, the MTP layers in full precision, which transformers' model does not have, and an index over all.
+The directory is compressed-tensors' `pack-quantized`, which transformers and vLLM read.
 """
 
 import json
 import tempfile
-from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from glmforge.checkpoint.convert import PieceSource
-from glmforge.checkpoint.convert.hf_directory import copy_tokenizer, plan_export
-from glmforge.checkpoint.convert.hf_names import INDEX_FILE, Piece, mtp_prefixes
-from glmforge.checkpoint.format.safetensors_header import QUANTISED_TYPES, read_header
+from glmforge.checkpoint.convert.hf_directory import copy_tokenizer
+from glmforge.checkpoint.convert.hf_names import mtp_prefixes
 from glmforge.checkpoint.format.safetensors_stream import write_safetensors
 from glmforge.checkpoint.format.store import new_directory
 from glmforge.config.model import ModelConfig
+from glmforge.data.chat.conversation import Conversation
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.deploy.export import Source, export_run
-from glmforge.deploy.quantize.calibration import calibration_rows
 from glmforge.deploy.quantize.environment import environment_python, run
-from glmforge.deploy.quantize.streamed import is_linear
-from glmforge.errors import CheckpointError
+from glmforge.deploy.quantize.streamed import is_linear, whole_plan, write_index
+from glmforge.errors import CheckpointError, DataError
+from glmforge.files import parse_json, read_text
 from glmforge.runtime.durable import fsync_file, write_durably
 
 _WORKER = Path(__file__).with_name("calibrated_worker.py")
 _MTP_FILE = "model-mtp.safetensors"
+_MIN_TOKENS, _MAX_BYTES = 8, 1 << 28
 
 
-@dataclass(frozen=True)
-class Calibrated:
+class Calibrated(NamedTuple):
     """What is known of a calibrated model.
 
     Attributes:
@@ -107,60 +107,70 @@ def quantize_calibrated(
     return Calibrated(num_rows=len(rows), num_tokens=sum(map(len, rows)), **report)
 
 
+def calibration_rows(file: Path, tokenizer: Tokenizer, *, num_rows: int, num_tokens: int) -> list[list[int]]:
+    """At most `num_rows` rows of at most `num_tokens` ids.
+
+    Args:
+        file: JSON lines with `messages` (rendered with the chat template) or `text`; any other file is text, cut into
+            rows.
+
+    Raises `DataError` if the file cannot be read, a line is neither, or nothing is left.
+    """
+    text = read_text(file, error=DataError, max_bytes=_MAX_BYTES)
+    if file.suffix == ".jsonl":
+        lines = ((number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip())
+        made = (_ids(line, tokenizer, f"{file}:{number}")[:num_tokens] for number, line in lines)
+    else:
+        ids = tokenizer.encode(text)
+        made = (ids[first : first + num_tokens] for first in range(0, len(ids), num_tokens))
+    rows = list(islice((row for row in made if len(row) >= _MIN_TOKENS), num_rows))
+    if not rows:
+        raise DataError(f"{file}: has no text of {_MIN_TOKENS} tokens to calibrate on")
+    return rows
+
+
+def _ids(line: str, tokenizer: Tokenizer, place: str) -> list[int]:
+    content = parse_json(line, dict, source=place, error=DataError)
+    if isinstance(content.get("messages"), list):
+        try:
+            said = Conversation.from_messages(content["messages"], content.get("tools"), is_prompt=True)
+        except DataError as error:
+            raise DataError(f"{place}: {error}") from error
+        return tokenizer.apply_chat_template(said.messages, said.tools)
+    if isinstance(content.get("text"), str):
+        return tokenizer.encode(content["text"])
+    raise DataError(f"{place}: has neither 'messages' (a list) nor 'text' (a string)")
+
+
 def _check_groups(config: ModelConfig, group_size: int) -> None:
-    inputs = {
-        "hidden_size": config.hidden_size,
-        "moe_intermediate_size": config.moe_intermediate_size,
-        "intermediate_size": config.intermediate_size,
-        "num_attention_heads x head_dim": config.num_attention_heads * config.head_dim,
-    }
+    inputs = {name: getattr(config, name) for name in ("hidden_size", "moe_intermediate_size", "intermediate_size")}
+    inputs["num_attention_heads x head_dim"] = config.num_attention_heads * config.head_dim
     for name, size in inputs.items():
         if size % group_size:
             raise CheckpointError(f"groups of {group_size} do not divide {name} {size:,}; pass another --group-size")
 
 
 def _complete(directory: Path, source: Source, tokenizer_dir: Path) -> None:
+    """Add the tokenizer and the MTP layers, and an index; every tensor of the model is there, as it is or packed.
+    Raises `CheckpointError`."""
     copy_tokenizer(tokenizer_dir, directory)
     config: dict[str, Any] = json.loads((directory / "config.json").read_text())
-    pieces = _mtp_pieces(source)
-    if pieces:
+    pieces = {piece.disk_name: piece for shard in whole_plan(source.model).shards for piece in shard}
+    prefixes = mtp_prefixes(source.model)
+    mtp = {name: piece for name, piece in pieces.items() if prefixes and name.startswith(prefixes)}
+    if mtp:
         reader = PieceSource(source.weights)
-        tensors = {piece.disk_name: piece for piece in pieces}
-        specs = {name: (piece.dtype(torch.bfloat16), piece.shape) for name, piece in tensors.items()}
-        write_safetensors(directory / _MTP_FILE, specs, lambda name: reader.take(tensors[name]).to(specs[name][0]))
-        modules = [name.removesuffix(".weight") for name in tensors if is_linear(name)]
-        config["quantization_config"]["ignore"] += modules
+        specs = {name: (piece.dtype(torch.bfloat16), piece.shape) for name, piece in mtp.items()}
+        write_safetensors(directory / _MTP_FILE, specs, lambda name: reader.take(mtp[name]).to(specs[name][0]))
+        config["quantization_config"]["ignore"] += [name.removesuffix(".weight") for name in mtp if is_linear(name)]
     config["num_nextn_predict_layers"] = source.model.num_nextn_predict_layers
     write_durably(directory / "config.json", json.dumps(config, indent=2, ensure_ascii=False))
-    _write_index(directory, source)
-
-
-def _mtp_pieces(source: Source) -> list[Piece]:
-    prefixes = mtp_prefixes(source.model)
-    plan = plan_export(
-        source.model, dtype=torch.bfloat16, with_mtp=True, duplicate_mtp_head=False, max_shard_bytes=1 << 62
-    )
-    return [piece for shard in plan.shards for piece in shard if prefixes and piece.disk_name.startswith(prefixes)]
-
-
-def _write_index(directory: Path, source: Source) -> None:
-    """Over all shards; every tensor of the model is there, as it is or packed. Raises `CheckpointError`."""
-    files = sorted(directory.glob("*.safetensors"))
-    if not (directory / INDEX_FILE).exists() and len(files) > 1:  # transformers takes this name for the whole model
-        files[files.index(directory / "model.safetensors")] = (directory / "model.safetensors").rename(
-            directory / "model-00001-of-00001.safetensors"
-        )
-    places = {name: file.name for file in files for name in read_header(file, QUANTISED_TYPES)}
-    plan = plan_export(
-        source.model, dtype=torch.bfloat16, with_mtp=True, duplicate_mtp_head=False, max_shard_bytes=1 << 62
-    )
-    for piece in (piece for shard in plan.shards for piece in shard):
-        if piece.disk_name not in places and piece.disk_name + "_packed" not in places:
-            raise CheckpointError(f"{directory}: {piece.disk_name} is missing from what llm-compressor wrote")
-    for file in files:
+    single = directory / "model.safetensors"
+    if mtp and single.exists():  # transformers takes this name for the whole model
+        single.rename(directory / "model-00001-of-00001.safetensors")
+    for file in directory.glob("*.safetensors"):
         fsync_file(file)
-    total = sum(file.stat().st_size for file in files)
-    write_durably(
-        directory / INDEX_FILE,
-        json.dumps({"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}, indent=2),
-    )
+    written, _ = write_index(directory)
+    for name in pieces:
+        if name not in written and name + "_packed" not in written:
+            raise CheckpointError(f"{directory}: {name} is missing from what llm-compressor wrote")

@@ -87,24 +87,14 @@ def mappings(model: Any) -> list[AWQMapping]:
     for number, layer in enumerate(model.model.layers):
         at = f"re:^model\\.layers\\.{number}\\."
         found.append(AWQMapping(f"{at}input_layernorm$", [f"{at}self_attn\\.{name}_proj$" for name in "qkv"]))
-        has_experts = hasattr(layer.mlp, "experts")
-        mlps = [r"mlp\.experts\.\d+", r"mlp\.shared_experts"] if has_experts else ["mlp"]
-        readers = [f"{at}{mlp}\\.{name}_proj$" for mlp in mlps for name in ("gate", "up")]
-        if has_experts:
-            readers.append(f"{at}mlp\\.gate$")
+        readers, mlps = [f"{at}mlp\\.(gate|up)_proj$"], ["mlp"]
+        if hasattr(layer.mlp, "experts"):
+            num_experts = sum(name.isdigit() for name, _ in layer.mlp.experts.named_children())
+            mlps = [f"mlp\\.experts\\.{e}" for e in range(num_experts)] + [r"mlp\.shared_experts"]
+            readers = [f"{at}mlp\\.(experts\\.\\d+|shared_experts)\\.(gate|up)_proj$", f"{at}mlp\\.gate$"]
         found.append(AWQMapping(f"{at}post_attention_layernorm$", readers))
-        found += [
-            AWQMapping(f"{at}{one}\\.up_proj$", [f"{at}{one}\\.down_proj$"])
-            for one in (
-                [f"mlp\\.experts\\.{e}" for e in range(count_experts(layer))] + mlps[1:] if has_experts else mlps
-            )
-        ]
+        found += [AWQMapping(f"{at}{mlp}\\.up_proj$", [f"{at}{mlp}\\.down_proj$"]) for mlp in mlps]
     return found
-
-
-def count_experts(layer: Any) -> int:
-    """Experts of a layer."""
-    return sum(name.isdigit() for name, _ in layer.mlp.experts.named_children())
 
 
 @torch.no_grad()
@@ -132,14 +122,13 @@ def smoothing_difference(model: Any, probe: torch.Tensor, before: torch.Tensor) 
     """Of logits with smoothed weights that are not rounded, in units of the largest; ends the program if too large."""
     rounding = [module for module in model.modules() if getattr(module, "quantization_enabled", False)]
     model.apply(disable_quantization)
-    after = model(probe).logits.float()
+    changed = difference(model(probe).logits.float(), before)
     for module in rounding:
         module.quantization_enabled = True
-    difference = ((after - before).abs().max() / before.abs().max().clamp(min=1)).item()
     limit = SAME if next(model.parameters()).dtype == torch.float32 else 2e-2  # bf16: each weight is rounded anew
-    if difference > limit:
-        sys.exit(f"smoothing changed the logits by {difference:.1e} of the largest; at most {limit:.0e} is rounding")
-    return difference
+    if changed > limit:
+        sys.exit(f"smoothing changed the logits by {changed:.1e} of the largest; at most {limit:.0e} is rounding")
+    return changed
 
 
 @torch.no_grad()
@@ -147,11 +136,15 @@ def difference_when_loaded(directory: str, probe: torch.Tensor, expected: torch.
     """Of logits of what was written to those before, in units of the largest; ends the program if it is another model.
     transformers unpacks experts to bf16, which is about 1e-2."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, trust_remote_code=False).eval()
-    found = model(probe).logits.float()
-    difference = ((found - expected).abs().max() / expected.abs().max().clamp(min=1)).item()
-    if difference > LOADED:
-        sys.exit(f"what was written gives logits that differ by {difference:.1e} of the largest")
-    return difference
+    changed = difference(model(probe).logits.float(), expected)
+    if changed > LOADED:
+        sys.exit(f"what was written gives logits that differ by {changed:.1e} of the largest")
+    return changed
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """In units of the largest."""
+    return ((found - expected).abs().max() / expected.abs().max().clamp(min=1)).item()
 
 
 if __name__ == "__main__":

@@ -25,31 +25,28 @@ REQUIREMENTS = {
 }
 """Besides torch, which llm-compressor gets in the version that runs glmforge."""
 
-_READY = "ready"
-_LAST_LINES = 5
-
 
 def environment_python(name: str) -> Path:
     """The Python of the environment `name`, one of `REQUIREMENTS`, made now if there is none. Raises `GlmforgeError` if
     it cannot be made."""
-    packages = _packages(name)
+    torch = (f"torch=={version('torch').partition('+')[0]}",) if name == "llm-compressor" else ()
+    packages = (*torch, *REQUIREMENTS[name])
     digest = hashlib.sha256("\n".join([sys.version, *packages]).encode()).hexdigest()[:12]
-    directory = _cache() / f"{name}-{digest}"
-    python = directory / "bin" / "python"
-    if not (directory / _READY).exists():
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    directory = cache / "glmforge" / "quantize" / f"{name}-{digest}"
+    python, ready = directory / "bin" / "python", directory / "ready"
+    if not ready.exists():
         logger.info("%s: installing %s; this takes minutes, once", directory, ", ".join(packages))
         shutil.rmtree(directory, ignore_errors=True)  # of an installation that was interrupted
-        for command in (
-            [sys.executable, "-m", "venv", str(directory)],
-            [str(python), "-m", "pip", "install", "--quiet", *packages],
-        ):
-            run(command, f"the environment for {name} was not made", "pass --python of one that has these packages")
-        (directory / _READY).touch()
+        failure, fix = f"the environment for {name} was not made", "pass --python of one that has these packages"
+        run([sys.executable, "-m", "venv", str(directory)], failure, fix)
+        run([str(python), "-m", "pip", "install", "--quiet", *packages], failure, fix)
+        ready.touch()
     return python
 
 
 def run(command: list[str], failure: str, fix: str) -> None:
-    """Carry out a command; its output is shown if it fails. Raises `GlmforgeError`."""
+    """Carry out a command. Raises `GlmforgeError` with the last lines of its output if it fails."""
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     try:
         done = subprocess.run(command, env=clean, capture_output=True, text=True, errors="replace", check=False)
@@ -57,14 +54,4 @@ def run(command: list[str], failure: str, fix: str) -> None:
         raise GlmforgeError(f"{failure}: {command[0]}: {error.strerror}; {fix}") from error
     if done.returncode != 0:
         said = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        raise GlmforgeError(f"{failure} (exit status {done.returncode}): {' | '.join(said[-_LAST_LINES:])}; {fix}")
-
-
-def _packages(name: str) -> tuple[str, ...]:
-    if name != "llm-compressor":
-        return REQUIREMENTS[name]
-    return (f"torch=={version('torch').partition('+')[0]}", *REQUIREMENTS[name])
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "glmforge" / "quantize"
+        raise GlmforgeError(f"{failure} (exit status {done.returncode}): {' | '.join(said[-5:])}; {fix}")

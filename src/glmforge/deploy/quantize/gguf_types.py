@@ -10,7 +10,6 @@ import socket
 from collections import Counter
 from pathlib import Path
 
-from glmforge.config.model import ModelConfig
 from glmforge.deploy.export import Source
 from glmforge.deploy.gguf import export_gguf
 from glmforge.deploy.quantize.environment import environment_python, run
@@ -45,14 +44,19 @@ def quantize_gguf(
     if bits == 8:
         export_gguf(source, out, type_name="q8_0", tokenizer_dir=tokenizer_dir)
         return dict(Counter(tensor.tensor_type.name for tensor in GGUFReader(out).tensors))
+    # llama.cpp tries no other type for the head where this one does not fit
+    head = (
+        "Q6_K" if source.model.hidden_size % _K_BLOCK == 0 else "Q8_0" if source.model.hidden_size % 32 == 0 else "F16"
+    )
+    fits = source.model.moe_intermediate_size % _K_BLOCK == 0
+    down = [] if fits else [f"ffn_down_exps={int(GGMLQuantizationType['Q4_0' if bits <= 4 else 'Q8_0'])}"]
+    numbers = int(LlamaFileType[FILE_TYPES[bits]]), int(GGMLQuantizationType[head])
     python = python or environment_python("llama.cpp")
     marks = f"{socket.gethostname()}-{os.getpid()}"
     full, partial = (out.with_name(f".{out.name}.{kind}-{marks}") for kind in ("full", "partial"))
     try:
         export_gguf(source, full, type_name="bf16", tokenizer_dir=tokenizer_dir)
-        overrides = [f"{pattern}={int(GGMLQuantizationType[name])}" for pattern, name in _overrides(source.model, bits)]
-        numbers = int(LlamaFileType[FILE_TYPES[bits]]), int(GGMLQuantizationType[_head_type(source.model)])
-        command = [str(python), str(_WORKER), str(full), str(partial), *map(str, numbers), *overrides]
+        command = [str(python), str(_WORKER), str(full), str(partial), *map(str, numbers), *down]
         run(command, "llama.cpp failed", "see what it said")
         expected = {tensor.name: tensor.shape.tolist() for tensor in GGUFReader(full).tensors}
         found = GGUFReader(partial).tensors
@@ -65,17 +69,3 @@ def quantize_gguf(
         full.unlink(missing_ok=True)
         partial.unlink(missing_ok=True)
     return dict(Counter(tensor.tensor_type.name for tensor in found))
-
-
-def _head_type(config: ModelConfig) -> str:
-    """llama.cpp tries no other type where this one does not fit."""
-    if config.hidden_size % _K_BLOCK == 0:
-        return "Q6_K"
-    return "Q8_0" if config.hidden_size % 32 == 0 else "F16"
-
-
-def _overrides(config: ModelConfig, bits: int) -> list[tuple[str, str]]:
-    """Pattern of tensors' names -> type, where K-quants do not fit."""
-    if config.moe_intermediate_size % _K_BLOCK == 0:
-        return []
-    return [("ffn_down_exps", "Q4_0" if bits <= 4 else "Q8_0")]

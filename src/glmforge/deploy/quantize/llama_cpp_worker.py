@@ -16,12 +16,11 @@ def main(source: str, out: str, ftype: str, head_type: str, *overrides: str) -> 
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype, params.output_tensor_type = int(ftype), int(head_type)
     params.nthread = len(os.sched_getaffinity(0))
-    pairs = [override.rsplit("=", 1) for override in overrides]
-    patterns = [(pattern.encode(), int(kind)) for pattern, kind in pairs]
-    table = (llama_cpp.llama_model_tensor_override * (len(patterns) + 1))()  # ends with an empty entry
-    for entry, (pattern, kind) in zip(table, patterns, strict=False):
-        entry.pattern, entry.type = pattern, kind
-    if patterns:
+    table = (llama_cpp.llama_model_tensor_override * (len(overrides) + 1))()  # ends with an empty entry
+    for entry, override in zip(table, overrides, strict=False):
+        pattern, kind = override.rsplit("=", 1)
+        entry.pattern, entry.type = pattern.encode(), int(kind)
+    if overrides:
         params.tt_overrides = ctypes.cast(table, ctypes.POINTER(llama_cpp.llama_model_tensor_override))
     status = llama_cpp.llama_model_quantize(source.encode(), out.encode(), ctypes.byref(params))
     if status != 0:

@@ -4,12 +4,15 @@ A scale is the largest magnitude of its block over the largest code, so nothing 
 step of the code. Each rounding is written in the published layout that both transformers (which packs the experts of a
 layer, and decompresses on a CPU) and vLLM read: DeepSeek's for fp8, compressed-tensors' packed integers for int8.
 
-Shapes: O outputs and I inputs of a linear map, B the block's side.
+Of each, `specs` are the tensors on disk of a matrix by the end of their names, of which the first takes the matrix's
+own place; `encode` makes them of an fp32 matrix, `decode` the matrix of them; `error_bound` is the most that rounding
+may change each weight; `settings` is `quantization_config`, where the linear modules `kept` are not rounded; `fix` says
+what to do where no matrix `fits`. Shapes: O outputs and I inputs of a linear map.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,32 +22,6 @@ from glmforge.checkpoint.format.safetensors_stream import Spec
 _FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 _INT8_MAX = 127
 _PACKED = 4  # 8-bit codes in an int32
-
-
-class Rounding(Protocol):
-    """A code for the weights of linear maps, and how a directory says that it is used."""
-
-    @property
-    def fix(self) -> str:
-        """What to do where no matrix fits."""
-
-    def fits(self, shape: tuple[int, ...]) -> bool:
-        """Whether a matrix of this shape can be rounded."""
-
-    def specs(self, shape: tuple[int, ...]) -> dict[str, Spec]:
-        """Tensors on disk of a matrix, by the end of their names; the first takes the matrix's own place."""
-
-    def encode(self, weight_OI: Tensor) -> dict[str, Tensor]:
-        """The tensors of `specs` for an fp32 matrix."""
-
-    def decode(self, stored: Mapping[str, Tensor], shape: tuple[int, ...]) -> Tensor:
-        """The fp32 matrix that the tensors stand for."""
-
-    def error_bound(self, weight_OI: Tensor, stored: Mapping[str, Tensor]) -> Tensor:
-        """The most that rounding may change each weight."""
-
-    def settings(self, kept: Sequence[str]) -> dict[str, Any]:
-        """`quantization_config`, where the linear modules `kept` are not rounded."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +53,7 @@ class Fp8Blocks:
         return (self._blocks(stored["weight"].float()) * scale[:, None, :, None]).reshape(shape)
 
     def error_bound(self, weight_OI: Tensor, stored: Mapping[str, Tensor]) -> Tensor:
-        """Half a step of 3 bits of mantissa, or of a subnormal code."""
+        # half a step of 3 bits of mantissa, or of a subnormal code
         smallest = stored["weight_scale_inv"][:, None, :, None] * 2.0**-10
         subnormal = (self._blocks(torch.ones(weight_OI.shape)) * smallest).reshape(weight_OI.shape)
         return torch.maximum(weight_OI.abs() * 2.0**-4, subnormal) * (1 + 1e-3)
@@ -91,8 +68,7 @@ class Fp8Blocks:
         }
 
     def _blocks(self, matrix_OI: Tensor) -> Tensor:
-        rows, columns = (size // self.block for size in matrix_OI.shape)
-        return matrix_OI.reshape(rows, self.block, columns, self.block)
+        return matrix_OI.unflatten(1, (-1, self.block)).unflatten(0, (-1, self.block))
 
 
 @dataclass(frozen=True)
@@ -128,25 +104,20 @@ class Int8Channels:
         return (stored["weight_scale"].float() / 2).expand(weight_OI.shape) * (1 + 1e-3)
 
     def settings(self, kept: Sequence[str]) -> dict[str, Any]:
-        weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "group_size": None}
-        group = {
-            "targets": ["Linear"],
-            "weights": weights | {"dynamic": False, "block_structure": None, "actorder": None},
-            "input_activations": None,
-            "output_activations": None,
-            "format": "pack-quantized",
-        }
+        weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel", "dynamic": False}
+        group = {"targets": ["Linear"], "weights": weights, "format": "pack-quantized"}
         return {
             "quant_method": "compressed-tensors",
             "quantization_status": "compressed",
             "format": "pack-quantized",
             "config_groups": {"group_0": group},
             "ignore": ["lm_head", "re:.*mlp\\.gate$", *kept],
-            "kv_cache_scheme": None,
-            "global_compression_ratio": None,
         }
 
 
 def _scale(largest: Tensor, code: float) -> Tensor:
     """1 where all weights are 0: any scale is right, but not 0."""
     return torch.where(largest > 0, largest / code, 1.0)
+
+
+Rounding = Fp8Blocks | Int8Channels

@@ -10,10 +10,9 @@ is rounded within the error of its code.
 
 import json
 import math
-from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +24,7 @@ from glmforge.checkpoint.format.safetensors_header import QUANTISED_TYPES, read_
 from glmforge.checkpoint.format.safetensors_read import TensorFile
 from glmforge.checkpoint.format.safetensors_stream import Spec, write_safetensors
 from glmforge.checkpoint.format.store import new_directory
+from glmforge.config.model import ModelConfig
 from glmforge.deploy.export import Source
 from glmforge.deploy.quantize.rounding import Rounding
 from glmforge.errors import CheckpointError
@@ -32,12 +32,8 @@ from glmforge.runtime.durable import write_durably
 
 _SHARD_BYTES = 5_000_000_000
 
-Advance = Callable[[int, int], None]
-"""Called with the files that are done and all files."""
 
-
-@dataclass(frozen=True)
-class Quantised:
+class Quantised(NamedTuple):
     """What was written: matrices in 8 bits, and the linear modules that kept their precision: those of MTP layers, and
     those whose shape does not fit."""
 
@@ -47,12 +43,7 @@ class Quantised:
 
 
 def quantize_streamed(
-    source: Source,
-    out_dir: Path,
-    rounding: Rounding,
-    *,
-    tokenizer_dir: Path | None = None,
-    advance: Advance = lambda done, total: None,
+    source: Source, out_dir: Path, rounding: Rounding, *, tokenizer_dir: Path | None = None
 ) -> Quantised:
     """Write the model `source` to `out_dir` with its linear maps rounded to 8 bits, all else in bf16 (biases of the
     router fp32).
@@ -63,25 +54,19 @@ def quantize_streamed(
     check_names(source.weights, source.model)
     tokenizer_dir = tokenizer_dir or source.tokenizer
     config = check_files(out_dir, source.model, overwrite=False, tokenizer_dir=tokenizer_dir)
-    plan = plan_export(
-        config, dtype=torch.bfloat16, with_mtp=True, duplicate_mtp_head=False, max_shard_bytes=_SHARD_BYTES
-    )
+    plan = whole_plan(config, _SHARD_BYTES)
     writer = _Writer(plan, rounding, PieceSource(source.weights))
     if not writer.num_quantised:
         raise CheckpointError(f"{source.path}: {rounding.fix}")
     with new_directory(out_dir) as directory:
         plan.write_rest(directory, tokenizer_dir)
         for number in range(len(plan.shards)):
-            advance(number, len(plan.shards))
             writer.write(directory, number)
-        num_bytes = writer.write_index(directory)
-        _add_to_config(directory / "config.json", rounding.settings(writer.kept))
+        _, num_bytes = write_index(directory)
+        file = directory / "config.json"
+        content = json.loads(file.read_text()) | {"quantization_config": rounding.settings(writer.kept)}
+        write_durably(file, json.dumps(content, indent=2, ensure_ascii=False))
     return Quantised(writer.num_quantised, writer.kept, num_bytes)
-
-
-def _add_to_config(file: Path, settings: dict[str, object]) -> None:
-    content = json.loads(file.read_text()) | {"quantization_config": settings}
-    write_durably(file, json.dumps(content, indent=2, ensure_ascii=False))
 
 
 class _Writer:
@@ -104,7 +89,15 @@ class _Writer:
         stem = piece.disk_name.removesuffix("weight")
         return {stem + end: spec for end, spec in self._rounding.specs(piece.shape).items()}
 
+    def _tensors(self, piece: Piece) -> dict[str, Tensor]:
+        weight = self._source.take(piece).detach()
+        if not self._is_rounded(piece):
+            return {piece.disk_name: weight.to(piece.dtype(self._plan.dtype)).contiguous()}
+        stem = piece.disk_name.removesuffix("weight")
+        return {stem + end: tensor for end, tensor in self._rounding.encode(weight.float()).items()}
+
     def write(self, directory: Path, number: int) -> None:
+        """The shard of this number; then each of its tensors is read again and compared."""
         specs: dict[str, Spec] = {}
         piece_of: dict[str, Piece] = {}
         for piece in self._plan.shards[number]:
@@ -119,46 +112,40 @@ class _Writer:
 
         file = directory / self._plan.file(number)
         write_safetensors(file, specs, make)
-        self._compare(file, number)
-
-    def _tensors(self, piece: Piece) -> dict[str, Tensor]:
-        weight = self._source.take(piece).detach()
-        if not self._is_rounded(piece):
-            return {piece.disk_name: weight.to(piece.dtype(self._plan.dtype))}
-        stem = piece.disk_name.removesuffix("weight")
-        return {stem + end: tensor for end, tensor in self._rounding.encode(weight.float()).items()}
-
-    def _compare(self, file: Path, number: int) -> None:
         header = read_header(file, QUANTISED_TYPES)
         with closing(TensorFile(file)) as stored:
             for piece in self._plan.shards[number]:
-                found = {
-                    name: stored.read(header[name], tuple(slice(0, size) for size in header[name].shape))
-                    for name in self._specs(piece)
-                }
-                if not self._agrees(piece, found):
+                entries = {name: header[name] for name in self._specs(piece)}
+                whole = {name: tuple(slice(0, size) for size in entry.shape) for name, entry in entries.items()}
+                if not self._agrees(piece, {name: stored.read(entries[name], whole[name]) for name in entries}):
                     raise CheckpointError(f"{file}: {piece.disk_name} was read back different; check the disk")
 
     def _agrees(self, piece: Piece, found: dict[str, Tensor]) -> bool:
-        weight = self._source.take(piece).detach()
         if not self._is_rounded(piece):
-            expected = weight.to(piece.dtype(self._plan.dtype)).contiguous()
+            (expected,) = self._tensors(piece).values()
             return torch.equal(found[piece.disk_name].view(torch.uint8), expected.view(torch.uint8))
+        weight = self._source.take(piece).detach().float()
         stored = {name.rpartition(".")[2]: tensor for name, tensor in found.items()}
-        off = (self._rounding.decode(stored, piece.shape) - weight.float()).abs()
-        return bool((off <= self._rounding.error_bound(weight.float(), stored)).all())
+        off = (self._rounding.decode(stored, piece.shape) - weight).abs()
+        return bool((off <= self._rounding.error_bound(weight, stored)).all())
 
-    def write_index(self, directory: Path) -> int:
-        """The index over codes and scales; bytes of all tensors."""
-        files, total = {}, 0
-        for number, shard in enumerate(self._plan.shards):
-            for piece in shard:
-                for name, (dtype, shape) in self._specs(piece).items():
-                    files[name] = self._plan.file(number)
-                    total += dtype.itemsize * math.prod(shape)
-        index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(files.items()))}
-        write_durably(directory / INDEX_FILE, json.dumps(index, indent=2))
-        return total
+
+def whole_plan(config: ModelConfig, max_shard_bytes: int = 1 << 62) -> ExportPlan:
+    """The tensors of a model on disk, MTP layers with it."""
+    return plan_export(
+        config, dtype=torch.bfloat16, with_mtp=True, duplicate_mtp_head=False, max_shard_bytes=max_shard_bytes
+    )
+
+
+def write_index(directory: Path) -> tuple[set[str], int]:
+    """The index over all shards: the names in it, and bytes of all tensors."""
+    headers = {file.name: read_header(file, QUANTISED_TYPES) for file in directory.glob("*.safetensors")}
+    places = {name: file for file, header in headers.items() for name in header}
+    tensors = [tensor for header in headers.values() for tensor in header.values()]
+    total = sum(tensor.dtype.itemsize * math.prod(tensor.shape) for tensor in tensors)
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
+    write_durably(directory / INDEX_FILE, json.dumps(index, indent=2))
+    return set(places), total
 
 
 def is_linear(disk_name: str) -> bool:

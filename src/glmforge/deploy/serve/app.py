@@ -27,6 +27,7 @@ from glmforge.deploy.serve.metrics import CONTENT_TYPE
 from glmforge.deploy.serve.page import page_routes
 from glmforge.deploy.serve.service import Running, ServedModel, Service
 from glmforge.protocol import chat, completions, messages, openai, responses, tokens
+from glmforge.protocol.body import read_body
 from glmforge.protocol.request import ApiError, Ask, Context, Event, Kind, Writer
 
 logger = logging.getLogger(__name__)
@@ -172,7 +173,7 @@ class Gate:
         return None
 
 
-async def read_json(request: Request, service: Service) -> object:
+async def read_json(request: Request, service: Service) -> dict[str, Any]:
     """The body of a request. Raises `ApiError`."""
     limit, parts, size = service.limits.body_bytes, [], 0
     too_large = ApiError(413, "too_large", f"the body has more than {limit:,} bytes; shorten it")
@@ -188,23 +189,12 @@ async def read_json(request: Request, service: Service) -> object:
                     raise too_large
     except TimeoutError:
         raise ApiError(408, "timeout", f"the body did not arrive within {service.limits.read_seconds:g} s") from None
-    return await asyncio.to_thread(_parse_json, b"".join(parts))
+    return await asyncio.to_thread(read_body, b"".join(parts))
 
 
 def json_response(content: object, status: int = 200) -> Response:
     """JSON in ASCII: what a body has brought may be half of a character."""
     return Response(json.dumps(content, allow_nan=False, separators=(",", ":")), status, media_type="application/json")
-
-
-def _parse_json(body: bytes) -> object:
-    def refuse(constant: str) -> object:
-        raise ValueError(f"{constant} is not JSON")
-
-    try:
-        return json.loads(body.decode("utf-8"), parse_constant=refuse)
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
-        raise ApiError(400, "invalid_request", f"the body is not JSON: {reason}") from None
 
 
 async def _events(api: Api, running: Running, writer: Writer) -> AsyncIterator[dict[str, str]]:
@@ -316,7 +306,7 @@ def _other_routes(service: Service, model: ServedModel) -> list[Route]:
 
     async def abort(request: Request) -> Response:
         body = await read_json(request, service)
-        request_id = body.get("id") if isinstance(body, Mapping) else None
+        request_id = body.get("id")
         if not isinstance(request_id, str):
             raise ApiError(400, "invalid_request", "id: must be that of a request (request_id or X-Request-Id)", "id")
         if not (number := service.abort(request_id, request.state.caller)):
