@@ -11,7 +11,7 @@ from glmforge.protocol.request import Ask, Context, Event
 
 
 @dataclass
-class Block:
+class ReplyBlock:
     """A part of an answer; a call's `text` is its arguments."""
 
     number: int
@@ -28,7 +28,7 @@ class BlockWriter:
         assert ask.reply is not None, "it is taken apart"
         self._ask, self._id, self._counts = ask, answer_id, Counts(ask)
         self._parser = ReplyParser(context.tokenizer, ask.reply)
-        self._blocks: list[Block] = []
+        self._blocks: list[ReplyBlock] = []
         self._is_open = False
 
     def update(self, update: Update) -> list[Event]:
@@ -49,7 +49,7 @@ class BlockWriter:
         if kind != "arguments" and (kind == "call" or not self._is_open or self._blocks[-1].kind != kind):
             yield from self._close()
             is_call = kind == "call"
-            block = Block(len(self._blocks), kind, text if is_call else "", is_whole=not is_call)
+            block = ReplyBlock(len(self._blocks), kind, text if is_call else "", is_whole=not is_call)
             self._blocks.append(block)
             self._is_open = True
             yield from self._begun(block)
@@ -63,13 +63,13 @@ class BlockWriter:
             self._is_open = False
             yield from self._ended(self._blocks[-1])
 
-    def _begun(self, block: Block) -> Iterator[Event]:
+    def _begun(self, block: ReplyBlock) -> Iterator[Event]:
         raise NotImplementedError
 
-    def _more(self, block: Block, text: str) -> Event:
+    def _more(self, block: ReplyBlock, text: str) -> Event:
         raise NotImplementedError
 
-    def _ended(self, block: Block) -> Iterator[Event]:
+    def _ended(self, block: ReplyBlock) -> Iterator[Event]:
         raise NotImplementedError
 
     def _finish(self, update: Update) -> None:

@@ -16,7 +16,7 @@ from pydantic import FailFast, Field
 
 from glmforge.generate.answer import Update
 from glmforge.generate.params import SamplingParams
-from glmforge.protocol.blocks import Block, BlockWriter
+from glmforge.protocol.blocks import BlockWriter, ReplyBlock
 from glmforge.protocol.body import Asked, Body, OneOf, Positive, Strings, TextPart, joined, refuse, refusing, text_or
 from glmforge.protocol.prompt import MAX_LENGTH, Effort, Talk, Thinking, ask_for, rendered
 from glmforge.protocol.request import ApiError, Ask, Context, Event, invalid
@@ -221,7 +221,7 @@ class MessagesWriter(BlockWriter):
             reason = "stop_sequence" if stop is not None else "tool_use" if self._parser.num_calls else "end_turn"
         self._ends = {"stop_reason": reason, "stop_sequence": stop}
 
-    def _content(self, block: Block) -> dict[str, Any]:
+    def _content(self, block: ReplyBlock) -> dict[str, Any]:
         """What is known of a block; nothing but its name, when it begins."""
         if block.kind == "reasoning":
             signature = _signature(block.text) if block.text else ""
@@ -231,15 +231,15 @@ class MessagesWriter(BlockWriter):
         given = json.loads(block.text) if block.is_whole else {}
         return {"type": "tool_use", "id": f"toolu_{self._id}_{block.number}", "name": block.name, "input": given}
 
-    def _begun(self, block: Block) -> Iterator[Event]:
+    def _begun(self, block: ReplyBlock) -> Iterator[Event]:
         yield self._event("content_block_start", index=block.number, content_block=self._content(block))
 
-    def _more(self, block: Block, text: str) -> Event:
+    def _more(self, block: ReplyBlock, text: str) -> Event:
         name, field = _TYPES[block.kind]
         delta = {"type": f"{name}_delta", field: text}
         return self._event("content_block_delta", index=block.number, delta=delta)
 
-    def _ended(self, block: Block) -> Iterator[Event]:
+    def _ended(self, block: ReplyBlock) -> Iterator[Event]:
         if block.kind == "reasoning":
             delta = {"type": "signature_delta", "signature": _signature(block.text)}
             yield self._event("content_block_delta", index=block.number, delta=delta)

@@ -12,7 +12,7 @@ from pydantic import FailFast, Field
 
 from glmforge.generate.answer import Update
 from glmforge.generate.params import SamplingParams
-from glmforge.protocol.blocks import Block, BlockWriter
+from glmforge.protocol.blocks import BlockWriter, ReplyBlock
 from glmforge.protocol.body import Asked, Body, OneOf, Positive, joined, refuse, refusing, text_or
 from glmforge.protocol.chat import Text
 from glmforge.protocol.openai import Format
@@ -182,16 +182,16 @@ class ResponsesWriter(BlockWriter):
     def _finish(self, update: Update) -> None:
         self._status = "completed" if update.finished == "stop" else "incomplete"
 
-    def _begun(self, block: Block) -> Iterator[Event]:
+    def _begun(self, block: ReplyBlock) -> Iterator[Event]:
         yield self._event("response.output_item.added", output_index=block.number, item=self._item(block, False))
         if block.kind != "call":
             yield self._event("response.content_part.added", **self._place(block), part=_part(block))
 
-    def _more(self, block: Block, text: str) -> Event:
+    def _more(self, block: ReplyBlock, text: str) -> Event:
         _, name, more = _NAMES[block.kind]
         return self._event(f"response.{name}.delta", **self._place(block), delta=text, **more)
 
-    def _ended(self, block: Block) -> Iterator[Event]:
+    def _ended(self, block: ReplyBlock) -> Iterator[Event]:
         _, name, more = _NAMES[block.kind]
         place = self._place(block)
         if block.kind != "call":
@@ -201,11 +201,11 @@ class ResponsesWriter(BlockWriter):
             yield self._event(f"response.{name}.done", **place, arguments=block.text, name=block.name)
         yield self._event("response.output_item.done", output_index=block.number, item=self._item(block, True))
 
-    def _place(self, block: Block) -> dict[str, Any]:
+    def _place(self, block: ReplyBlock) -> dict[str, Any]:
         place = {"item_id": self._item_id(block), "output_index": block.number}
         return place | ({} if block.kind == "call" else {"content_index": 0})
 
-    def _item(self, block: Block, is_over: bool) -> dict[str, Any]:
+    def _item(self, block: ReplyBlock, is_over: bool) -> dict[str, Any]:
         status = "in_progress" if not is_over else "completed" if block.is_whole else "incomplete"
         head = {"id": self._item_id(block), "status": status}
         content = [_part(block)] if block.text else []
@@ -216,7 +216,7 @@ class ResponsesWriter(BlockWriter):
             return head | {"type": "reasoning", "summary": [], "content": content}
         return head | {"type": "message", "role": "assistant", "content": content}
 
-    def _item_id(self, block: Block) -> str:
+    def _item_id(self, block: ReplyBlock) -> str:
         return f"{_NAMES[block.kind][0]}_{self._id}_{block.number}"
 
     def _event(self, kind: str, **data: Any) -> Event:
@@ -224,7 +224,7 @@ class ResponsesWriter(BlockWriter):
         return super()._event(kind, sequence_number=self._num_events - 1, **data)
 
 
-def _part(block: Block) -> dict[str, Any]:
+def _part(block: ReplyBlock) -> dict[str, Any]:
     if block.kind == "reasoning":
         return {"type": "reasoning_text", "text": block.text}
     return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
