@@ -95,6 +95,30 @@ class SamplesConfig(Strict):
         return self
 
 
+class PrometheusConfig(Strict):
+    """Metrics that Prometheus fetches from the run while it trains. Needs `glmforge[observe]`."""
+
+    port: int = Field(
+        default=0,
+        ge=0,
+        le=65_535,
+        description="0: any free port, written to <output_dir>/exporter; else that of a node's first rank, its further "
+        "ranks use the next ones",
+    )
+    host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        description="address to listen on; beyond the loopback, whoever reaches the port can read the metrics",
+    )
+    ranks: Literal["first", "all"] = Field(
+        default="first", description="all: ranks other than 0 export their own times and memory, 12 series each"
+    )
+    guide_names: bool = Field(
+        default=False, description="add training_loss, nccl_busbw_gbps and others; see metrics.md"
+    )
+    expert_load: bool = Field(default=False, description="add the load of every expert of every layer")
+
+
 class DebugConfig(Strict):
     """For a run that misbehaves; slower."""
 
@@ -150,6 +174,7 @@ class ObserveConfig(Strict):
     needles: NeedlesConfig | None = Field(default=None, description="None: no retrieval tests at evaluations")
     benchmarks: BenchmarksConfig | None = Field(default=None, description="None: no benchmarks while training")
     anomalies: AnomalyConfig | None = Field(default=AnomalyConfig(), description="None: no profile")
+    prometheus: PrometheusConfig | None = Field(default=None, description="None: no exporter")
     debug: DebugConfig = DebugConfig()
 
     @model_validator(mode="after")
