@@ -119,6 +119,19 @@ class PrometheusConfig(Strict):
     expert_load: bool = Field(default=False, description="add the load of every expert of every layer")
 
 
+class TrackingConfig(Strict):
+    """An experiment tracker with the API of Weights & Biases. Needs `glmforge[tracking]`, or trackio."""
+
+    package: Literal["wandb", "trackio"] = Field(default="wandb", description="which one")
+    project: str = Field(min_length=1, max_length=128, description="project of the tracker")
+    name: str | None = Field(default=None, min_length=1, max_length=128, description="None: the run's name")
+    mode: Literal["online", "offline", "disabled"] = Field(
+        default="online",
+        description="of wandb: send at once, or write to <output_dir>/wandb for 'wandb sync'; disabled: no tracker. "
+        "trackio writes to this machine, or to the Space that TRACKIO_SPACE_ID names",
+    )
+
+
 class DebugConfig(Strict):
     """For a run that misbehaves; slower."""
 
@@ -175,6 +188,7 @@ class ObserveConfig(Strict):
     benchmarks: BenchmarksConfig | None = Field(default=None, description="None: no benchmarks while training")
     anomalies: AnomalyConfig | None = Field(default=AnomalyConfig(), description="None: no profile")
     prometheus: PrometheusConfig | None = Field(default=None, description="None: no exporter")
+    tracking: TrackingConfig | None = Field(default=None, description="None: no experiment tracker")
     debug: DebugConfig = DebugConfig()
 
     @model_validator(mode="after")

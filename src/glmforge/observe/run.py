@@ -19,6 +19,7 @@
     control            a command to the live run, until it is taken
     hangs/             what each rank was doing when the run hung
     profile/           step-*, traces of steps that were profiled
+    tracking.json      the run of an experiment tracker that this one is (observe.tracking); wandb/, its files
     exporter/          rank-*, where Prometheus finds the processes of a live run (observe.prometheus)
     .lock/             who writes here: see glmforge.runtime.lease
     checkpoints/       step-*, one directory per checkpoint; a link if they lie apart (checkpoint.dir)

@@ -20,6 +20,7 @@ from glmforge.observe.progress import TrainingProgress
 from glmforge.observe.prometheus import ExportedRun, Prometheus
 from glmforge.observe.record_files import JsonlFile, TensorBoardFile, summary_writer_class
 from glmforge.observe.run import RunDirectory, event_record
+from glmforge.observe.tracking import Tracking
 from glmforge.runtime.launch import LaunchEnvironment
 from glmforge.runtime.lease import LeaseLostError
 
@@ -56,6 +57,9 @@ def run_sinks(
     if observe.tensorboard:
         sinks.append(Background(TensorBoard(directory.tensorboard, kinds)))
     sinks += _exporters(config, total, layout, launch, tell=sinks[0].write)
+    if observe.tracking and observe.tracking.mode != "disabled":
+        settings = config.model_dump(mode="json")
+        sinks.append(Background(Tracking(observe.tracking, directory.root, config.name, settings)))
     if observe.progress:
         sinks.append(ProgressLine(total))
     return sinks
