@@ -12,16 +12,12 @@ The training thread only keeps records; text is made by the thread that answers 
 be had is a warning and the event `exporter failed`; training continues.
 """
 
-import json
 import logging
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +29,8 @@ from glmforge.observe.environment import library_versions
 from glmforge.observe.guide_names import guide_values
 from glmforge.observe.metric_table import SUM, Exported, MetricTable, label_text
 from glmforge.observe.metrics import COMMUNICATION_AXES, METRICS, Record
-from glmforge.observe.run import event_record, write_text
-from glmforge.observe.scrapes import ScrapeServer
+from glmforge.observe.run import event_record
+from glmforge.observe.scrapes import ScrapeServer, TargetFile
 from glmforge.runtime.lease import LeaseLostError
 
 if TYPE_CHECKING:
@@ -101,7 +97,7 @@ class Prometheus:
         self._has_ended = False
         self._full: set[str] = set()
         self._server: ScrapeServer | None = None
-        self._target: str | None = None
+        self._target = TargetFile(directory, run.rank, run=run.name, stage=run.stage)
 
     @property
     def port(self) -> int | None:
@@ -127,7 +123,7 @@ class Prometheus:
             elif kind in _KINDS:
                 self._take(kind, record)
         if self._has_ended and self._server is None:  # a preemption is told of after `close`
-            self._remove_target()
+            self._target.remove()
 
     def close(self) -> None:
         """Stop listening. The target's file is removed only after an event of `ENDED`."""
@@ -135,7 +131,7 @@ class Prometheus:
         if server is not None:
             server.close()
         if self._has_ended:
-            self._remove_target()
+            self._target.remove()
 
     def collect(self) -> "Iterator[Family]":
         """All series, for prometheus_client; called by the thread of a scrape."""
@@ -155,45 +151,21 @@ class Prometheus:
         port = self._settings.port + self._run.local_rank if self._settings.port else 0
         try:
             self._server = ScrapeServer(self, self._settings.host, port)
-        except OSError as error:
-            at = f"{self._settings.host}:{port}"
-            self._fail(step, f"cannot listen on {at} ({error.strerror or error}); change observe.prometheus.port")
+        except Exception as error:  # noqa: BLE001 - a port in use, a host that is none: neither ends a run
+            at, why = f"{self._settings.host}:{port}", getattr(error, "strerror", None) or error
+            self._fail(step, f"cannot listen on {at} ({why}); change observe.prometheus")
             return
         self._remove_old_targets()
-        self._target = json.dumps(self._describe(self._server.port))
         try:
-            write_text(self._path, self._target)
+            self._target.write(self._settings.host, self._server.port)
         except LeaseLostError:
             raise
         except Exception as error:  # noqa: BLE001 - the disk: Prometheus can still be pointed at the port
-            self._target = None
             self._fail(step, f"Prometheus will not find port {self._server.port}: {error}")
 
     def _fail(self, step: int, detail: str) -> None:
         logger.warning("observe.prometheus: %s; training continues", detail)
         self._tell(Kind.EVENT, event_record("exporter failed", step=step, detail=detail))
-
-    def _remove_target(self) -> None:
-        target, self._target = self._target, None
-        with suppress(OSError):
-            if target is not None and self._path.read_text() == target:  # else it is that of another process
-                self._path.unlink()
-
-    @property
-    def _path(self) -> Path:
-        return self._directory / f"rank-{self._run.rank:05d}.json"
-
-    def _describe(self, port: int) -> dict[str, object]:
-        host = self._settings.host
-        return {
-            "host": socket.gethostname() if host in ("", "0.0.0.0", "::") else host,
-            "port": port,
-            "pid": os.getpid(),
-            "run": self._run.name,
-            "stage": self._run.stage,
-            "rank": self._run.rank,
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
 
     def _remove_old_targets(self) -> None:
         """Those of ranks that an earlier attempt had and this one has not."""

@@ -4,12 +4,19 @@ A client that connects and says nothing is dropped after 5 s, and at most 8 are 
 reaches the port costs the process neither threads nor memory.
 """
 
+import json
+import os
 import socket
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
 from socketserver import ThreadingMixIn
 from typing import Any, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from glmforge.observe.run import write_text
 
 _AT_ONCE = 8
 _CLIENT_S = 5.0
@@ -50,6 +57,31 @@ class ScrapeServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+class TargetFile:
+    """`<directory>/rank-NNNNN.json`, which tells `glmforge monitor targets` where a process is scraped."""
+
+    def __init__(self, directory: Path, rank: int, **facts: object) -> None:
+        self.path = directory / f"rank-{rank:05d}.json"
+        self._facts = {"rank": rank, **facts}
+        self._text: str | None = None
+
+    def write(self, host: str, port: int) -> None:
+        """Raises `RunFileError`."""
+        reached = socket.gethostname() if host in ("", "0.0.0.0", "::") else host
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        facts = {"host": reached, "port": port, "pid": os.getpid(), "started": started, **self._facts}
+        text = json.dumps(facts)
+        write_text(self.path, text)
+        self._text = text
+
+    def remove(self) -> None:
+        """Unless it is that of another process by now."""
+        text, self._text = self._text, None
+        with suppress(OSError):
+            if text is not None and self.path.read_text() == text:
+                self.path.unlink()
 
 
 class _Server(ThreadingMixIn, WSGIServer):
