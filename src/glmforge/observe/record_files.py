@@ -118,10 +118,12 @@ class TensorBoardFile:
             raise _unwritable(self.directory, error) from error
 
     def write(self, record: Mapping[str, object]) -> None:
-        """Write the numbers of a record at its `step`; see `scalars`."""
+        """Write the numbers of a record at its `step`; see `scalars`. As one event: one for each takes 4 times as long."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        values = [Summary.Value(tag=tag, simple_value=number) for tag, number in scalars(self._table, record)]
         try:
-            for tag, number in scalars(self._table, record):
-                self._writer.add_scalar(tag, number, record["step"])
+            self._writer._get_file_writer().add_summary(Summary(value=values), record["step"])
             self._writer.flush()
         except OSError as error:
             raise _unwritable(self.directory, error) from error
