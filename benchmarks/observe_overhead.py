@@ -6,7 +6,7 @@ A step multiplies matrices for about 100 ms on one core and records what a run o
 90 routers' lists in every tenth step. Of each case, per step: seconds of the training thread within the bus (wall), CPU
 seconds of all other threads, which share its interpreter, and the whole step. The cases:
 
-    none           no sink
+    none           no sink; measured first and last
     all            the run's files, TensorBoard, wandb offline, Prometheus scraped once a second by another process
     dead           the same sinks; no scraper, but 8 clients that connected and never say anything
     full_disk      the same sinks on a file system without a free byte
@@ -42,7 +42,7 @@ from glmforge.observe.run import RunDirectory
 from glmforge.observe.run_sinks import RunFiles, TensorBoard
 from glmforge.observe.tracking import Tracking
 
-STEP_S = 0.1
+STEP_S, WARM_UP = 0.1, 40
 NUM_ROUTERS, NUM_SOURCES = 90, 8
 NOT_OF_STEPS = ("evaluation", "needles", "benchmarks", "samples")
 LISTS = [name for name, row in METRICS.items() if row.labels == ("router",)]
@@ -94,38 +94,42 @@ def worker() -> Callable[[], None]:
         for _ in range(times):
             torch.mm(matrix, matrix)
 
-    multiply(200)
-    began = time.perf_counter()
-    multiply(500)
-    times = round(STEP_S / ((time.perf_counter() - began) / 500))
+    multiply(2000)
+    seconds = []
+    for _ in range(20):
+        began = time.perf_counter()
+        multiply(200)
+        seconds.append((time.perf_counter() - began) / 200)
+    times = round(STEP_S / statistics.median(seconds))
     return lambda: multiply(times)
 
 
 def measure(bus: MetricsBus, work: Callable[[], None], steps: int) -> dict[str, float]:
     """Seconds of the bus, of other threads and of whole steps."""
     bus.open(0, 0)
-    in_bus, whole = [], []
-    for step in range(1, steps + 11):
-        if step == 11:  # connections are open, and files begun
+    in_bus, whole, bus_cpu = [], [], 0.0
+    for step in range(1, steps + WARM_UP + 1):
+        if step == WARM_UP + 1:  # connections are open, files begun, wandb is up
             cpu, own = time.process_time(), time.thread_time()
         began = time.perf_counter()
         work()
-        recorded = time.perf_counter()
+        recorded, bus_began = time.perf_counter(), time.thread_time()
         bus.record(record_of(step), step=step)
         bus.flush()
         ended = time.perf_counter()
+        bus_cpu += (time.thread_time() - bus_began) * (step > WARM_UP)
         in_bus.append(ended - recorded)
         whole.append(ended - began)
     others = (time.process_time() - cpu) - (time.thread_time() - own)
-    in_bus, whole = in_bus[10:], whole[10:]
-    bus_s, others_s = statistics.fmean(in_bus), others / steps
+    in_bus, whole = in_bus[WARM_UP:], whole[WARM_UP:]
     return {
-        "bus_seconds": bus_s,
+        "bus_seconds": statistics.fmean(in_bus),
+        "bus_cpu_seconds": bus_cpu / steps,
+        "bus_seconds_median": statistics.median(in_bus),
         "bus_seconds_p99": sorted(in_bus)[int(0.99 * steps)],
         "bus_seconds_max": max(in_bus),
-        "other_threads_cpu_seconds": others_s,
-        "bus_share_of_step": bus_s / STEP_S,
-        "other_threads_share_of_core": others_s / statistics.fmean(whole),
+        "other_threads_cpu_seconds": others / steps,
+        "bus_share_of_step": statistics.median(in_bus) / STEP_S,
         "step_seconds_median": statistics.median(whole),
         "sinks_left": len(bus.sinks),
     }
@@ -161,7 +165,7 @@ def sinks_in(root: Path) -> tuple[list[Sink], Prometheus]:
     files = RunFiles(directory, [Kind.METRICS])
     exporter = Prometheus(PrometheusConfig(), directory.exporter, ExportedRun("run", "pretrain"), files.write)
     tracking = Tracking(TrackingConfig(project="overhead", mode="offline"), root, "run", {})
-    return [files, Background(TensorBoard(directory.tensorboard)), exporter, Background(tracking)], exporter
+    return [files, exporter, Background(TensorBoard(directory.tensorboard)), Background(tracking)], exporter
 
 
 def scraped(exporter: Prometheus, stack: ExitStack) -> None:
@@ -191,7 +195,7 @@ class Connect:
 
 def run_case(name: str, work: Callable[[], None], steps: int) -> dict[str, float]:
     with ExitStack() as stack:
-        if name == "none":
+        if name.startswith("none"):
             return measure(MetricsBus(), work, steps)
         place = full_disk() if name == "full_disk" else tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         sinks, exporter = sinks_in(Path(stack.enter_context(place)))
@@ -215,7 +219,7 @@ def main() -> None:
     os.environ["WANDB_SILENT"] = "true"
     work = worker()
     cases = {}
-    for name in ("none", "all", "dead", "full_disk", "slow"):
+    for name in ("none", "all", "dead", "full_disk", "slow", "none again"):
         cases[name] = run_case(name, work, arguments.steps)
         print(name, {key: round(value, 6) for key, value in cases[name].items()}, flush=True)
     content = {"step_seconds": STEP_S, "steps": arguments.steps, "numbers_per_record": len(NUMBERS), "cases": cases}

@@ -54,9 +54,9 @@ def run_sinks(
     }
     kinds = [kind for kind, settings in asked.items() if settings is not None]
     sinks: list[Sink] = [RunFiles(directory, kinds)]
+    sinks += _exporters(config, total, layout, launch, tell=sinks[0].write)  # before threads begin to work
     if observe.tensorboard:
         sinks.append(Background(TensorBoard(directory.tensorboard, kinds)))
-    sinks += _exporters(config, total, layout, launch, tell=sinks[0].write)
     if observe.tracking and observe.tracking.mode != "disabled":
         settings = config.model_dump(mode="json")
         sinks.append(Background(Tracking(observe.tracking, directory.root, config.name, settings)))

@@ -5,6 +5,7 @@ import logging
 import shutil
 import socket
 import subprocess
+import sys
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from glmforge.config.layout import Layout
 from glmforge.config.observe import PrometheusConfig
+from glmforge.extras import MissingPackageError
 from glmforge.observe.bus import Kind, MetricsBus
 from glmforge.observe.metric_table import SUM, Metric
 from glmforge.observe.prometheus import RANK_METRICS, ExportedRun, Prometheus
@@ -250,3 +252,9 @@ def test_promtool_finds_no_fault(make: Make) -> None:
     done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
     faults = [line for line in (done.stdout + done.stderr).splitlines() if "bits_per_byte" not in line]
     assert not faults  # bits per byte is the field's unit, not one of size
+
+
+def test_without_prometheus_client_it_is_one_line(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(MissingPackageError, match=r"^observe.prometheus needs the package 'prometheus_client', which"):
+        make()
