@@ -118,7 +118,7 @@ class TensorBoardFile:
             raise _unwritable(self.directory, error) from error
 
     def write(self, record: Mapping[str, object]) -> None:
-        """Write the numbers of a record at its `step`; see `scalars`. As one event: one for each takes 4 times as long."""
+        """Write the numbers of a record at its `step` as one event, four times as fast as one each; see `scalars`."""
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=tag, simple_value=number) for tag, number in scalars(self._table, record)]
