@@ -86,6 +86,7 @@ class Prometheus:
         with needed_for("observe.prometheus"):
             import prometheus_client  # noqa: F401
         self._settings, self._directory, self._run, self._tell = settings, directory, run, tell
+        self._version = library_versions(("glmforge",)).get("glmforge", "unknown")
         self._lock = threading.Lock()
         self._table: MetricTable = METRICS
         self._names: dict[str, Exported | None] = {}
@@ -234,12 +235,8 @@ class Prometheus:
             if value is not None:
                 yield _family(f"glmforge_{name}", type_, text, (), {(): value})
         yield _family("glmforge_events_total", "counter", "events of the run", ("event",), dict(self._events))
-        facts = {
-            "stage": run.stage,
-            "world_size": str(run.layout.world_size),
-            "version": library_versions(("glmforge",)).get("glmforge", "unknown"),
-        }
-        yield _family("glmforge_run_info", "gauge", "facts about the run", tuple(facts), {tuple(facts.values()): 1})
+        facts = {(str(run.layout.world_size), self._version): 1.0}
+        yield _family("glmforge_run_info", "gauge", "facts about the run", ("world_size", "version"), facts)
         if "nonfinite_steps_total" not in self._values:
             text = METRICS["nonfinite_steps_total"].meaning
             yield _family("glmforge_nonfinite_steps_total", "counter", text, (), {(): 0})

@@ -1,8 +1,8 @@
 """What Prometheus is to scrape, as its file discovery (`file_sd_configs`) reads it.
 
 Runs and corpus runs whose exporter listens leave a file `exporter/rank-NNNNN.json` in their directory; each becomes a
-target with the labels `job`, `run`, `stage` and `rank`. Nodes of this user's Slurm jobs become targets of the node
-exporter and of the exporter of GPUs there.
+target with the labels `job`, `run`, `stage` (but for a corpus run) and `rank`. Nodes of this user's Slurm jobs become
+targets of the node exporter and of the exporter of GPUs there.
 
 Of two files that name one address the later one is right: the earlier process died, and another run was given its port.
 """
@@ -118,4 +118,6 @@ def _read(path: Path) -> Target:
             raise HostError(f"{shown(path)}: invalid {field}; delete the file if no run writes it")
     address = f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
     labels = {"job": job, "run": label_text(run), "stage": label_text(stage), "rank": str(int(rank))}
+    if job == "corpus":  # its series have stages of their own
+        del labels["stage"]
     return Target(address, tuple(labels.items()), str(started))

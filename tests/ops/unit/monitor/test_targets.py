@@ -35,7 +35,7 @@ def test_each_process_is_a_target_with_the_labels_of_its_run(tmp_path: Path) -> 
     common = {"job": "glmforge", "run": "a run", "stage": "sft"}
     groups = discovered(tmp_path)
     assert groups == [
-        {"targets": ["node1:9013"], "labels": {"job": "corpus", "run": "text", "stage": "corpus", "rank": "0"}},
+        {"targets": ["node1:9013"], "labels": {"job": "corpus", "run": "text", "rank": "0"}},
         {"targets": ["node1:9000"], "labels": common | {"rank": "0"}},
         {"targets": ["[::1]:9012"], "labels": common | {"rank": "12"}},
     ]
