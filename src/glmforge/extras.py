@@ -1,9 +1,10 @@
 """Packages that come with an extra of glmforge: the error when one is missing.
 
 The core installs without the packages of `glmforge[data]`, `[eval]`, `[gguf]`, `[grammar]`, `[hf]`, `[observe]`,
-`[qlora]` and `[ray]`. Code that needs one imports it where it is needed; `needed_for` around such an import, and the
-command line around all the rest, turn the `ModuleNotFoundError` into one line with the command that installs it. Which
-extra brings which package is read from glmforge's own metadata, so that pyproject.toml is the only place that says so.
+`[qlora]`, `[ray]` and `[tracking]`. Code that needs one imports it where it is needed; `needed_for` around such an
+import, and the command line around all the rest, turn the `ModuleNotFoundError` into one line with the command that
+installs it. Which extra brings which package is read from glmforge's own metadata, so that pyproject.toml is the only
+place that says so.
 """
 
 import importlib.metadata

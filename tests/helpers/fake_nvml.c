@@ -5,8 +5,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
-enum { OK = 0, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7 };
+enum { OK = 0, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7, TIMEOUT = 10 };
 
 static int text(const char *key, char *out, unsigned size) {
   const char *path = getenv("FAKE_NVML_STATE");
@@ -93,6 +94,7 @@ int nvmlDeviceGetMemoryInfo(void *d, uint64_t *out) {
   out[1] = out[0] - out[2];
   return status;
 }
+int nvmlDeviceGetPowerUsage(void *d, unsigned *out) { return small(d, "power_usage", out); }
 int nvmlDeviceGetPersistenceMode(void *d, unsigned *out) { return small(d, "persistence", out); }
 int nvmlDeviceGetEccMode(void *d, unsigned *current, unsigned *pending) {
   int status = small(d, "ecc", current);
@@ -100,7 +102,7 @@ int nvmlDeviceGetEccMode(void *d, unsigned *current, unsigned *pending) {
   return status;
 }
 int nvmlDeviceGetTotalEccErrors(void *d, unsigned kind, unsigned counter, uint64_t *out) {
-  return kind == 1 && counter == 0 ? number(key_of(d, "ecc_uncorrected"), out) : NOT_SUPPORTED;
+  return counter == 0 ? number(key_of(d, kind ? "ecc_uncorrected" : "ecc_corrected"), out) : NOT_SUPPORTED;
 }
 int nvmlDeviceGetNvLinkState(void *d, unsigned link, unsigned *out) {
   unsigned links = 0, down = 0;
@@ -123,6 +125,27 @@ int nvmlDeviceGetFieldValues(void *d, int count, struct field *fields) {
   for (int i = 0; i < count; i++)
     fields[i].status = fields[i].id == 82 ? number(key_of(d, "temperature_memory"), &fields[i].value) : NOT_SUPPORTED;
   return OK;
+}
+/* Xid errors: a line "1.xid 79" is one, told of once. */
+struct event { void *device; uint64_t type, data; unsigned instance, compute; };
+int nvmlEventSetCreate(void **out) {
+  *out = (void *)1;
+  return OK;
+}
+int nvmlDeviceRegisterEvents(void *d, uint64_t types, void *set) { return types == 8 ? OK : NOT_SUPPORTED; }
+int nvmlEventSetWait_v2(void *set, struct event *out, unsigned timeout) {
+  static uint64_t told[8];
+  unsigned gpus = 0, xid;
+  nvmlDeviceGetCount_v2(&gpus);
+  for (unsigned i = 0; i < gpus && i < 8; i++) {
+    void *device = (void *)(intptr_t)(i + 1);
+    if (small(device, "xid", &xid) != OK || told[i] == xid) continue;
+    told[i] = xid;
+    *out = (struct event){device, 8, xid, 0, 0};
+    return OK;
+  }
+  usleep(1000 * (timeout < 10 ? timeout : 10));
+  return TIMEOUT;
 }
 struct process { unsigned pid; uint64_t memory; unsigned gpu, compute; };
 int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *count, struct process *out) {

@@ -63,9 +63,9 @@ class Server:
             yield (line for line in response.iter_lines() if line)
 
     def metric(self, name: str, **options: Any) -> float:
-        """Of the server's metrics, one by name and labels; 0 if it has none."""
+        """Of the server's metrics, one by name, and labels but the model's; 0 if it has none."""
         text = self.ask("/metrics", **options).text
-        found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+        found = re.search(rf"^{re.escape(name)}(?:{{model_name=.*}})? (\S+)$", text, re.MULTILINE)
         return float(found[1]) if found else 0.0
 
     def wait_until(self, reached: Callable[[], bool]) -> None:
@@ -74,8 +74,8 @@ class Server:
 
     def wait_for_idle(self) -> None:
         """Until no request runs."""
-        self.wait_until(lambda: self.metric("glmforge_sequences_running") == 0)
-        assert self.metric("glmforge_sequences_waiting") == 0
+        self.wait_until(lambda: self.metric("vllm:num_requests_running") == 0)
+        assert self.metric("vllm:num_requests_waiting") == 0
 
 
 def start_server(commands: Commands, model: Path, *options: str, **environment: str) -> Server:

@@ -95,6 +95,43 @@ class SamplesConfig(Strict):
         return self
 
 
+class PrometheusConfig(Strict):
+    """Metrics that Prometheus fetches from the run while it trains. Needs `glmforge[observe]`."""
+
+    port: int = Field(
+        default=0,
+        ge=0,
+        le=65_535,
+        description="0: any free port, written to <output_dir>/exporter; else that of a node's first rank, its further "
+        "ranks use the next ones",
+    )
+    host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        description="address to listen on; beyond the loopback, whoever reaches the port can read the metrics",
+    )
+    ranks: Literal["first", "all"] = Field(
+        default="first", description="all: ranks other than 0 export their own times and memory, 12 series each"
+    )
+    guide_names: bool = Field(
+        default=False, description="add training_loss, nccl_busbw_gbps and others; see metrics.md"
+    )
+    expert_load: bool = Field(default=False, description="add the load of every expert of every layer")
+
+
+class TrackingConfig(Strict):
+    """An experiment tracker with the API of Weights & Biases. Needs `glmforge[tracking]`, or trackio."""
+
+    package: Literal["wandb", "trackio"] = Field(default="wandb", description="which one")
+    project: str = Field(min_length=1, max_length=128, description="project of the tracker")
+    name: str | None = Field(default=None, min_length=1, max_length=128, description="None: the run's name")
+    mode: Literal["online", "offline", "disabled"] = Field(
+        default="online",
+        description="of wandb: send at once, or write to <output_dir>/wandb for 'wandb sync'; disabled: no tracker. "
+        "trackio writes to this machine, or to the Space that TRACKIO_SPACE_ID names",
+    )
+
+
 class DebugConfig(Strict):
     """For a run that misbehaves; slower."""
 
@@ -150,6 +187,8 @@ class ObserveConfig(Strict):
     needles: NeedlesConfig | None = Field(default=None, description="None: no retrieval tests at evaluations")
     benchmarks: BenchmarksConfig | None = Field(default=None, description="None: no benchmarks while training")
     anomalies: AnomalyConfig | None = Field(default=AnomalyConfig(), description="None: no profile")
+    prometheus: PrometheusConfig | None = Field(default=None, description="None: no exporter")
+    tracking: TrackingConfig | None = Field(default=None, description="None: no experiment tracker")
     debug: DebugConfig = DebugConfig()
 
     @model_validator(mode="after")

@@ -13,7 +13,7 @@ slow (a network, another file system) is wrapped in `glmforge.observe.background
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from typing import Any, Protocol
@@ -82,10 +82,13 @@ class MetricsBus:
     Args:
         sinks: get every record, in this order. Ranks that write nothing have none.
         rows: of metrics besides those of every run; more may be declared in `table`.
+        only: names that are written; None writes all.
     """
 
-    def __init__(self, sinks: Sequence[Sink] = (), rows: Iterable[Metric] = ()) -> None:
-        self.sinks = list(sinks)
+    def __init__(
+        self, sinks: Sequence[Sink] = (), rows: Iterable[Metric] = (), *, only: Collection[str] | None = None
+    ) -> None:
+        self.sinks, self._only = list(sinks), only
         self.table = MetricTable(METRICS.values())
         self.table.declare(rows)
         self._values: dict[str, object] = {}
@@ -131,6 +134,8 @@ class MetricsBus:
     def flush(self) -> None:
         """Write what was recorded since the last time as one record. Waits for the device if there is a sink."""
         values, self._values, self._steps = self._values, {}, {}
+        if self._only is not None:
+            values = {name: value for name, value in values.items() if name in self._only}
         if self.sinks:
             self.write(Kind.METRICS, self.table.record(values))
 

@@ -34,7 +34,7 @@ VALUE, SUM, TEXT, LABEL = MetricKind
 
 
 class Exported(NamedTuple):
-    """A metric as Prometheus knows it. `type` is "gauge" or "counter"; a sink adds up what a counter's records hold."""
+    """A metric as Prometheus knows it. `type` is "gauge" or "counter"; a sink adds up the records of a sum."""
 
     name: str
     type: str
@@ -137,7 +137,7 @@ class MetricTable(Mapping[str, Metric]):
         if row.kind in (TEXT, LABEL):
             return None
         of_records = tuple(each.name for each in self.values() if each.kind is LABEL and each.group == row.group)
-        kind = "counter" if row.kind is SUM else "gauge"
+        kind = "counter" if row.kind is SUM or row.name.endswith("_total") else "gauge"
         return Exported(_exported_name(row), kind, f"{row.meaning} ({row.unit})", of_records + row.labels)
 
 

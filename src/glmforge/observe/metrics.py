@@ -28,6 +28,8 @@ _COMMUNICATION = {
     "other": "all else, such as sums over all ranks",
 }
 
+COMMUNICATION_AXES = tuple(_COMMUNICATION)
+
 _ROWS = (
     Metric("step", "steps", "run", "optimizer steps done since the run began, this one included"),
     Metric("phase", "text", "run", "name of the training phase", kind=TEXT),

@@ -19,6 +19,8 @@
     control            a command to the live run, until it is taken
     hangs/             what each rank was doing when the run hung
     profile/           step-*, traces of steps that were profiled
+    tracking.json      the run of an experiment tracker that this one is (observe.tracking); wandb/, its files
+    exporter/          rank-*, where Prometheus finds the processes of a live run (observe.prometheus)
     .lock/             who writes here: see glmforge.runtime.lease
     checkpoints/       step-*, one directory per checkpoint; a link if they lie apart (checkpoint.dir)
     tensorboard/       a view of the metrics; a link if they lie apart (observe.tensorboard_dir)
@@ -143,6 +145,10 @@ class RunDirectory:
     @property
     def profile(self) -> Path:
         return self.root / "profile"
+
+    @property
+    def exporter(self) -> Path:
+        return self.root / "exporter"
 
     @property
     def report(self) -> Path:

@@ -5,10 +5,11 @@ Another place (a database, a push gateway) is a class with the methods of `glmfo
 """
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from glmforge.config.layout import Layout
 from glmforge.config.schema import RunConfig
 from glmforge.config.stage import STAGES
 from glmforge.observe.background import Background
@@ -16,18 +17,32 @@ from glmforge.observe.bus import Kind, Sink
 from glmforge.observe.metric_table import MetricTable
 from glmforge.observe.metrics import Record
 from glmforge.observe.progress import TrainingProgress
+from glmforge.observe.prometheus import ExportedRun, Prometheus
 from glmforge.observe.record_files import JsonlFile, TensorBoardFile, summary_writer_class
 from glmforge.observe.run import RunDirectory, event_record
+from glmforge.observe.tracking import Tracking
+from glmforge.runtime.launch import LaunchEnvironment
 from glmforge.runtime.lease import LeaseLostError
 
 logger = logging.getLogger(__name__)
 
 
-def run_sinks(config: RunConfig, total: tuple[int, int | None] | None) -> list[Sink]:
-    """The sinks that `config` asks for, not open yet; for the rank that writes.
+def run_sinks(
+    config: RunConfig,
+    total: tuple[int, int | None] | None,
+    layout: Layout | None = None,
+    launch: LaunchEnvironment | None = None,
+) -> list[Sink]:
+    """The sinks that `config` asks for, not open yet; ranks other than 0 write nothing and may be scraped.
 
-    `total` are the steps and tokens of the whole run, None if they are not known; tokens alone may be None.
+    Args:
+        total: steps and tokens of the whole run, None if they are not known; tokens alone may be None.
+        layout: of the run; a single rank if not given.
+        launch: the process among the run's; rank 0 if not given.
     """
+    launch = launch or LaunchEnvironment()
+    if launch.rank:
+        return _exporters(config, total, layout, launch)
     directory, observe = RunDirectory(config.output_dir), config.observe
     answers = observe.evaluate_every if STAGES[config.stage].answers_held_out else None
     asked = {
@@ -39,11 +54,30 @@ def run_sinks(config: RunConfig, total: tuple[int, int | None] | None) -> list[S
     }
     kinds = [kind for kind, settings in asked.items() if settings is not None]
     sinks: list[Sink] = [RunFiles(directory, kinds)]
+    sinks += _exporters(config, total, layout, launch, tell=sinks[0].write)  # before threads begin to work
     if observe.tensorboard:
         sinks.append(Background(TensorBoard(directory.tensorboard, kinds)))
+    if observe.tracking and observe.tracking.mode != "disabled":
+        settings = config.model_dump(mode="json")
+        sinks.append(Background(Tracking(observe.tracking, directory.root, config.name, settings)))
     if observe.progress:
         sinks.append(ProgressLine(total))
     return sinks
+
+
+def _exporters(
+    config: RunConfig,
+    total: tuple[int, int | None] | None,
+    layout: Layout | None,
+    launch: LaunchEnvironment,
+    tell: Callable[[Kind, Record], None] = lambda kind, record: None,
+) -> list[Sink]:
+    settings = config.observe.prometheus
+    if settings is None or (launch.rank and settings.ranks == "first"):
+        return []
+    steps = total[0] if total else None
+    run = ExportedRun(config.name, config.stage, layout or Layout(), launch.rank, launch.local_rank, steps)
+    return [Prometheus(settings, RunDirectory(config.output_dir).exporter, run, tell)]
 
 
 @dataclass

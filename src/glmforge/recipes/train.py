@@ -30,6 +30,7 @@ from glmforge.kernels.allocator import keep_large_blocks
 from glmforge.kernels.choice import choose
 from glmforge.observe.bus import MetricsBus
 from glmforge.observe.job import job_of_this_process
+from glmforge.observe.prometheus import RANK_METRICS
 from glmforge.observe.run import RunDirectory, record_start, write_text
 from glmforge.observe.run_sinks import run_sinks
 from glmforge.parallel.build import DTYPES
@@ -115,7 +116,8 @@ def _build_trainer(
     source = recipe.source(config, backend)
     checkpoints = CheckpointHook(config, recipe.fingerprint, recipe.tokenizer.fingerprint, _base_of(config))
     hooks = [*run_hooks(config), *recipe.hooks(), *extra_hooks, checkpoints]
-    bus = MetricsBus(run_sinks(config, source.total) if world.is_main else (), recipe.metric_rows)
+    sinks = run_sinks(config, source.total, world.layout, LaunchEnvironment.read())
+    bus = MetricsBus(sinks, recipe.metric_rows, only=None if world.is_main else RANK_METRICS)
     return Trainer(config, backend, source, hooks, bus, recipe.extra_models(config, world)), checkpoints
 
 

@@ -17,6 +17,11 @@ def run(
     ] = None,
     executor: Annotated[str, typer.Option(help="Executor: local, slurm or ray.")] = "local",
     redo: RedoOption = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65_535, help="Export progress to Prometheus; 0: any free port. None: no exporter."),
+    ] = None,
+    metrics_host: Annotated[str, typer.Option(help="Address that --metrics-port listens on.")] = "127.0.0.1",
 ) -> None:
     """Run a corpus pipeline: extract, clean, deduplicate, report. A killed run continues where it stopped.
 
@@ -30,7 +35,14 @@ def run(
     """
     from glmforge_corpus.pipeline.pipeline import load_pipeline
 
-    run_and_report(load_pipeline(pipeline, overrides or []), executor, redo=redo)
+    loaded = load_pipeline(pipeline, overrides or [])
+    if metrics_port is None:
+        run_and_report(loaded, executor, redo=redo)
+        return
+    from glmforge_corpus.pipeline.exporter import exporting
+
+    with exporting(loaded.output, loaded.name, metrics_host, metrics_port) as progress:
+        run_and_report(loaded, executor, redo=redo, also=progress.show)
 
 
 @pipeline_command

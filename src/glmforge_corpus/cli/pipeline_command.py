@@ -18,6 +18,7 @@ from glmforge_corpus.cli.terminal import step_progress
 
 if TYPE_CHECKING:
     from glmforge_corpus.pipeline.pipeline import Pipeline
+    from glmforge_corpus.pipeline.run import StepProgress
 
 
 RedoOption = Annotated[
@@ -138,14 +139,26 @@ def names_of(paths: Sequence[Path]) -> list[str]:
     return [name if short.count(name) == 1 else path.as_posix() for name, path in zip(short, paths, strict=True)]
 
 
-def run_and_report(pipeline: "Pipeline", executor: str = "local", *, redo: bool = False) -> None:
-    """Run a pipeline, show its progress and print what came out."""
+def run_and_report(
+    pipeline: "Pipeline",
+    executor: str = "local",
+    *,
+    redo: bool = False,
+    also: "Callable[[StepProgress], None] | None" = None,
+) -> None:
+    """Run a pipeline, show its progress, here and to `also`, and print what came out."""
     from glmforge_corpus.cli.terminal import outcome
     from glmforge_corpus.pipeline.run import run_pipeline
     from glmforge_corpus.report.page import write_corpus_page
 
     with step_progress() as show:
-        report = run_pipeline(pipeline, executor, redo=redo, progress=show)
+
+        def tell(step: "StepProgress") -> None:
+            show(step)
+            if also is not None:
+                also(step)
+
+        report = run_pipeline(pipeline, executor, redo=redo, progress=tell)
         page = write_corpus_page(report, pipeline.output / "report.html")
     for line in outcome(report, pipeline.output, page):
         typer.echo(line)

@@ -22,7 +22,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ from glmforge_corpus.pipeline.executors import make_executor
 from glmforge_corpus.pipeline.pipeline import Pipeline, dump_pipeline, dump_stage
 from glmforge_corpus.pipeline.settings import ExecutorSettings
 from glmforge_corpus.pipeline.stage import DOCUMENTS, HELD_OUT, JSONL, QUARANTINE, REPORT, Stage, StageContext
-from glmforge_corpus.pipeline.statistics import Statistics, dump_json
+from glmforge_corpus.pipeline.statistics import Flow, Statistics, dump_json
 from glmforge_corpus.pipeline.task import DONE, PlannedStep, remove_partial
 
 _log = logging.getLogger(__name__)
@@ -55,12 +55,14 @@ class StepProgress:
     Attributes:
         stage, step: names of the current ones.
         done, total: tasks of the step.
+        written: by the tasks that are done of a stage's last step; None of an earlier one.
     """
 
     stage: str
     step: str
     done: int
     total: int
+    written: Flow | None = None
 
 
 @dataclass(frozen=True)
@@ -262,13 +264,25 @@ def _run_step(
     total = step.step.num_tasks
     pending = [task for task in range(total) if not step.is_done(task)]
     done = total - len(pending)
+    written = Flow() if step is stage.steps[-1] else None
+
+    def tell() -> None:
+        progress(StepProgress(stage.stage.kind, step.step.name, done, total, written and replace(written)))
+
+    def count(task: int) -> None:
+        if written is not None:
+            flow = step.statistics(task).written
+            written.add(flow.documents, flow.bytes)
 
     def task_done(task: int) -> None:
         nonlocal done
         done += 1
-        progress(StepProgress(stage.stage.kind, step.step.name, done, total))
+        count(task)
+        tell()
 
-    progress(StepProgress(stage.stage.kind, step.step.name, done, total))
+    for task in set(range(total)).difference(pending):
+        count(task)
+    tell()
     if pending:
         executor.run(step, pending, _log_dir(logs, step), task_done)
 

@@ -156,7 +156,7 @@ def test_a_full_queue(start: Callable[..., Server]) -> None:
         next(running)
         waiting = threading.Thread(target=lambda: server.complete(max_tokens=1))
         waiting.start()
-        server.wait_until(lambda: server.metric("glmforge_sequences_waiting") == 1)
+        server.wait_until(lambda: server.metric("vllm:num_requests_waiting") == 1)
         answer = server.complete(max_tokens=1)
         assert answer.status_code == 429
         assert int(answer.headers["Retry-After"]) >= 1

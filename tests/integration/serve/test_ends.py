@@ -26,12 +26,12 @@ def test_a_client_that_vanishes_costs_no_further_step(server: Server) -> None:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n".encode()
         with socket.create_connection(address, timeout=60) as connection:
             connection.sendall(head + body)
-            server.wait_until(lambda: server.metric("glmforge_sequences_running") == 1)
+            server.wait_until(lambda: server.metric("vllm:num_requests_running") == 1)
         server.wait_for_idle()
     assert server.metric("glmforge_engine_steps_total") - steps < KEEPS_ON["max_tokens"], "either was cancelled"
-    made = server.metric("glmforge_generated_tokens_total")
+    made = server.metric("vllm:generation_tokens_total")
     assert server.complete(max_tokens=3, ignore_eos=True).status_code == 200
-    assert server.metric("glmforge_generated_tokens_total") == made + 3
+    assert server.metric("vllm:generation_tokens_total") == made + 3
 
 
 def test_a_client_that_does_not_read(server: Server) -> None:
@@ -43,7 +43,7 @@ def test_a_client_that_does_not_read(server: Server) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(address)
         connection.sendall(head + body)
-        server.wait_until(lambda: server.metric("glmforge_sequences_running") == 1)
+        server.wait_until(lambda: server.metric("vllm:num_requests_running") == 1)
         assert server.complete(max_tokens=4).status_code == 200
     server.wait_for_idle()
     assert server.ask("/health").status_code == 200
@@ -76,7 +76,7 @@ def test_higher_priorities_wait(start: Callable[..., Server]) -> None:
         for number, (name, priority) in enumerate((("late", 5), ("early", -1)), 1):
             threads.append(threading.Thread(target=ask, args=(name, priority)))
             threads[-1].start()
-            server.wait_until(lambda number=number: server.metric("glmforge_sequences_waiting") == number)
+            server.wait_until(lambda number=number: server.metric("vllm:num_requests_waiting") == number)
     for thread in threads:
         thread.join()
     assert order == ["early", "late"]

@@ -13,7 +13,6 @@ import torch
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.deploy.serve.access import Access, Later, is_loopback, read_keys
 from glmforge.deploy.serve.app import make_app
-from glmforge.deploy.serve.metrics import Histogram
 from glmforge.deploy.serve.page import page_routes
 from glmforge.deploy.serve.service import Limits, ServedModel, Service
 from glmforge.deploy.serve.thoughts import Thoughts
@@ -68,19 +67,6 @@ def test_keys_of_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLMFORGE_API_KEYS", " ")
     with pytest.raises(GlmforgeError, match="contains no key"):
         read_keys(None)
-
-
-def test_histograms_count_up_to_each_bound() -> None:
-    histogram = Histogram("name", "Text.", (0.5, 1.0))
-    for value in (0.1, 0.5, 0.6, 7.0):
-        histogram.add(value)
-    assert list(histogram.lines())[2:] == [
-        'name_bucket{le="0.5"} 2',
-        'name_bucket{le="1.0"} 3',
-        'name_bucket{le="+Inf"} 4',
-        "name_sum 8.2",
-        "name_count 4",
-    ]
 
 
 def asked(budget: int | None = None, **settings: Any) -> Ask:

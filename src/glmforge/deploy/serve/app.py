@@ -23,9 +23,9 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from glmforge.deploy.serve.access import Access, Later
-from glmforge.deploy.serve.metrics import CONTENT_TYPE
 from glmforge.deploy.serve.page import page_routes
 from glmforge.deploy.serve.service import Running, ServedModel, Service
+from glmforge.extras import MissingPackageError
 from glmforge.protocol import chat, completions, messages, openai, responses, tokens
 from glmforge.protocol.body import read_body
 from glmforge.protocol.request import ApiError, Ask, Context, Event, Kind, Writer
@@ -319,9 +319,13 @@ def _other_routes(service: Service, model: ServedModel) -> list[Route]:
     async def live(_: Request) -> Response:
         return json_response({"status": "ok"})
 
-    async def metrics(_: Request) -> Response:
-        text = service.metrics.text(service.engine.engine, service.num_running)
-        return Response(text, headers={"Content-Type": CONTENT_TYPE})
+    async def metrics(request: Request) -> Response:
+        accept, name = request.headers.get("accept", ""), model.model_names[0]
+        try:
+            text, kind = service.metrics.text(service.engine.engine, service.num_running, name, accept)
+        except MissingPackageError as error:
+            raise ApiError(501, "server", str(error)) from None
+        return Response(text, headers={"Content-Type": kind})
 
     return [
         Route("/v1/models", models, methods=["GET"]),
