@@ -132,7 +132,7 @@ app.command("supervise", hidden=True)(_ops.supervise)
 app.add_typer(evaluate, name="evaluate")
 app.add_typer(data.app, name="data")
 app.add_typer(configs.app, name="configs")
-for _name in ("cluster", "jobs", "sweep", "chain"):
+for _name in ("cluster", "jobs", "sweep", "chain", "monitor"):
     app.add_typer(_ops.GROUPS[_name], name=_name)
 app.add_typer(model.app, name="model")
 app.add_typer(checkpoint.app, name="checkpoint")

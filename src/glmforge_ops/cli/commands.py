@@ -9,6 +9,7 @@ from glmforge_ops.cli.launch import chain as _chain
 from glmforge_ops.cli.launch import jobs as _jobs
 from glmforge_ops.cli.launch import sweep as _sweep
 from glmforge_ops.cli.launch.launch import launch, supervise
+from glmforge_ops.cli.monitor import app as _monitor
 
 _cluster = typer.Typer(
     no_args_is_help=True, help="Check, tune and set up nodes; a development cluster on this machine."
@@ -16,6 +17,6 @@ _cluster = typer.Typer(
 for _command in (init.init, check.check, setup.setup, env.env, bench.bench, stage.stage, clean.clean):
     _cluster.command()(_command)
 _cluster.add_typer(dev.app, name="dev")
-GROUPS = {"cluster": _cluster, "jobs": _jobs.app, "sweep": _sweep.app, "chain": _chain.app}
+GROUPS = {"cluster": _cluster, "jobs": _jobs.app, "sweep": _sweep.app, "chain": _chain.app, "monitor": _monitor.app}
 
 __all__ = ["GROUPS", "copy", "health", "launch", "supervise"]

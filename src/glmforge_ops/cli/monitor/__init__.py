@@ -1,0 +1,1 @@
+"""`glmforge monitor`: exporters, dashboards and rules."""
