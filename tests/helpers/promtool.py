@@ -1,0 +1,66 @@
+"""Rules under promtool: cases of `helpers.alert_cases` as its test files."""
+
+import re
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from helpers.alert_cases import Case, Series
+
+NUMBER = re.compile(r"(?<![\w\[$.])\d+(?:\.\d+)?(?![\w\]])")
+"""A threshold or factor of an expression: no duration, no part of a name."""
+
+
+def verdict(cases: Iterable[Case], rules: dict[str, str], directory: Path) -> str:
+    """What promtool finds wrong with the rules, "" for nothing. `rules` are texts of files by name."""
+    for name, text in rules.items():
+        (directory / name).write_text(text)
+    groups = [group["name"] for text in rules.values() for group in yaml.safe_load(text)["groups"]]
+    file = directory / "tests.yml"
+    content = {
+        "rule_files": list(rules),
+        "evaluation_interval": "1m",
+        "group_eval_order": groups,
+        "tests": [_test(case) for case in cases],
+    }
+    file.write_text(yaml.safe_dump(content, sort_keys=False))
+    done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=300)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def _test(case: Case) -> dict[str, Any]:
+    return {
+        "name": case.id,
+        "interval": "1m",
+        "input_series": [
+            {"series": name, "values": _values(one, case.until)} for name, one in case.all_series().items()
+        ],
+        "promql_expr_test": list(_expected(case)),
+    }
+
+
+def _values(one: Series, until: int) -> str:
+    """Explicit values; a series that ends is stale at once, as one whose target is gone."""
+    texts = []
+    for minute in range(until + 1):
+        value, before = one(minute), one(minute - 1) if minute else None
+        texts.append(f"{value!r}" if value is not None else "_" if before is None else "stale")
+    return " ".join(texts)
+
+
+def _expected(case: Case) -> Iterable[dict[str, Any]]:
+    """Fires from minute `fires` to before `resolves`, and at no other time."""
+    selector = f'ALERTS{{alertname="{case.alert}",alertstate="firing"}}'
+    if case.fires is None or case.resolves is None:
+        yield {"expr": f"count_over_time({selector}[{case.until}m])", "eval_time": f"{case.until}m", "exp_samples": []}
+        return
+    length = case.resolves - case.fires
+    for minute, window in ((case.until, case.until), (case.resolves - 1, length - 1)):
+        yield {
+            "expr": f"sum(count_over_time({selector}[{window}m]))",
+            "eval_time": f"{minute}m",
+            "exp_samples": [{"labels": "{}", "value": length}],
+        }
