@@ -28,7 +28,7 @@ class Case:
     resolves: int | None = None
     until: int = 150
     ends: int | None = None
-    """The minute in which the run ends in order: it is no target any more in the next."""
+    """The minute in which the run ends in order; its exporter still answers for half an hour, then it is no target."""
 
     @property
     def id(self) -> str:
@@ -53,7 +53,7 @@ class Case:
         return {name: self._until_end(one) for name, one in (base | dict(self.series)).items()}
 
     def _until_end(self, one: Series) -> Series:
-        return lambda minute: None if self.ends is not None and minute > self.ends else one(minute)
+        return lambda minute: None if self.ends is not None and minute > self.ends + 30 else one(minute)
 
 
 def step(before: float | None, after: float | None, at: float = 60, until: float = 1e9) -> Series:
@@ -98,6 +98,7 @@ def _disk(avail: Series, labels: str = 'fstype="ext4"', readonly: float = 0) -> 
 
 _UP = f'up{{{_RUN},instance="a"}}'
 _SAVED = f"glmforge_last_checkpoint_timestamp_seconds{{{_RUN}}}"
+_STEP = f"glmforge_step{{{_RUN}}}"
 _RECORDED = f"glmforge_last_record_timestamp_seconds{{{_RUN}}}"
 
 
@@ -132,8 +133,14 @@ CASES = [
     Case("TrainingStalled", "a record per minute, then none", {_RECORDED: stops(1, 60, 90)}, 78, 90),
     Case("TrainingStalled", "a record in 10 minutes, then none", {_RECORDED: stops(10, 60, 100)}, 93, 100),
     Case("TrainingStalled", "a record in 10 minutes, and an evaluation", {_RECORDED: stops(10, 60, 90)}),
-    Case("TrainingStalled", "no record since it started", {_RECORDED: stops(1, 0, 70)}, 63, 70),
+    Case("TrainingStalled", "one record since it started", {_RECORDED: stops(1, 0, 70)}, 63, 70),
+    Case("TrainingStalled", "no record since it started", {_RECORDED: step(None, 4200, 70), _STEP: step(0, 1, 70)}, 62, 70, 120),
+    Case("TrainingStalled", "no record yet, but in the hour before", {_RECORDED: step(None, 1800, 20, 30), _STEP: step(0, 1, 20, 30)}, until=85),
     *_level("NonFiniteSteps", "nonfinite_steps_total", (0, 3, 2), (999, 60, 75)),
+    Case(
+        "NonFiniteSteps", "resumed: 0 until the first record",
+        _run("nonfinite_steps_total", 0, 5, 999) | {_RECORDED: step(None, 3600)},
+    ),
     Case("LossSpike", "above 5 times the noise", _loss(0.015, step(0, 0.16, 120, 150)), 135, 150, 200),
     Case("LossSpike", "below 5 times the noise", _loss(0.015, step(0, 0.145, 120, 150)), until=200),
     Case("LossSpike", "above 5 %", _loss(0.002, step(0, 0.105, 120, 150)), 135, 150, 200),
@@ -206,7 +213,7 @@ CASES = [
     *_level("RlStaleAnswers", "stale_share", (0.2, 0.52, 0.48), (120, 104, 121)),
     Case("EngineDown", "killed", _gauge("up", step(1, 0, until=80), 'job="serving",instance="e:1"'), 62, 80),
     Case("EngineDown", "one scrape lost", _gauge("up", step(1, 0, until=62), 'job="serving",instance="e:1"')),
-    Case("EngineSilent", "three requests and no token", _engine(3), 70, 90),
+    Case("EngineSilent", "a request and no token", _engine(1), 70, 90),
     Case("EngineSilent", "nothing to do", _engine(0)),
 ]  # fmt: skip
 

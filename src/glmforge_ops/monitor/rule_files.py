@@ -87,3 +87,13 @@ def alerts() -> list[Alert]:
         for group in groups
         for rule in group["rules"]
     ]
+
+
+def alerts_markdown() -> str:
+    """The table of docs/runbook.md."""
+    lines = ["| alert | severity | lasting | what to do | more |", "|---|---|---|---|---|"]
+    lines += [
+        f"| `{one.name}` | {one.severity} | {one.lasting} | {one.fix} | [{one.section.replace('-', ' ')}](#{one.section}) |"
+        for one in alerts()
+    ]
+    return "\n".join(lines) + "\n"
