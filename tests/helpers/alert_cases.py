@@ -1,8 +1,8 @@
-"""Faults that alerts have to report, minute by minute: for promtool, and for a real Prometheus in which a minute is short.
+"""Faults that alerts have to report, minute by minute: for promtool, and for a real Prometheus with short minutes.
 
 Each case has the series of a healthy time and of the fault, and the minutes at which the alert has to begin and end to
-fire: the first minute in which the expression is true, plus `for`. A window of N minutes has N + 1 samples here. Cases
-that must not fire (`fires` is None) lie just below a threshold, or are what a simpler expression would take for a fault.
+fire: the first minute in which the expression is true, plus `for`. A window of N minutes has N + 1 samples here.
+Cases that must not fire (`fires` is None) lie just below a threshold, or are what a simpler rule takes for a fault.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,10 +35,10 @@ class Case:
         return f"{self.alert}: {self.what}"
 
     def ended_in_order(self) -> "Case":
-        """The same, but the run ends in the minute before the alert would fire."""
+        """The same, but the run ends a few minutes before the alert would fire."""
         assert self.fires is not None
         what = f"{self.what}, but the run ends in order"
-        return replace(self, what=what, fires=None, resolves=None, ends=self.fires - 1)
+        return replace(self, what=what, fires=None, resolves=None, ends=self.fires - 4)
 
     def all_series(self) -> dict[str, Series]:
         """With those of a run that trains, if the case has a run."""
@@ -75,8 +75,9 @@ def _run(metric: str, before: float, after: float, until: float = 100) -> dict[s
 
 
 def _level(alert: str, metric: str, levels: tuple[float, float, float], times: tuple[int, int, int]) -> list[Case]:
-    """A level that is too high (or low) from minute 60 on, and one that is just not. `levels`: usual, too much, allowed;
-    `times`: end of the fault, fires, resolves."""
+    """A level that is too high (or low) from minute 60 on, and one that is just not.
+
+    `levels`: usual, too much, allowed; `times`: end of the fault, fires, resolves."""
     usual, bad, allowed = levels
     end, fires, resolves = times
     return [
@@ -127,18 +128,37 @@ def _attempts(*starts: int) -> dict[str, Series]:
 XIDS = (48, 62, 64, 74, 79, 95, 119, 120)
 
 CASES = [
-    Case("TrainingExporterDown", "killed, then taken off the list", {_UP: lambda m: step(1, 0)(m) if m < 80 else None}, 63, 80),
+    Case(
+        "TrainingExporterDown",
+        "killed, then taken off the list",
+        {_UP: lambda m: step(1, 0)(m) if m < 80 else None},
+        63,
+        80,
+    ),
     Case("TrainingExporterDown", "two minutes without an answer", {_UP: step(1, 0, until=62)}),
     Case("TrainingExporterDown", "ends in order", {_UP: step(1, None)}, ends=59),
     Case("TrainingStalled", "a record per minute, then none", {_RECORDED: stops(1, 60, 90)}, 78, 90),
     Case("TrainingStalled", "a record in 10 minutes, then none", {_RECORDED: stops(10, 60, 100)}, 93, 100),
-    Case("TrainingStalled", "a record in 10 minutes, and an evaluation", {_RECORDED: stops(10, 60, 90)}),
+    Case("TrainingStalled", "a record in 10 minutes, and an evaluation", {_RECORDED: stops(10, 60, 80)}),
     Case("TrainingStalled", "one record since it started", {_RECORDED: stops(1, 0, 70)}, 63, 70),
-    Case("TrainingStalled", "no record since it started", {_RECORDED: step(None, 4200, 70), _STEP: step(0, 1, 70)}, 62, 70, 120),
-    Case("TrainingStalled", "no record yet, but in the hour before", {_RECORDED: step(None, 1800, 20, 30), _STEP: step(0, 1, 20, 30)}, until=85),
+    Case(
+        "TrainingStalled",
+        "no record since it started",
+        {_RECORDED: step(None, 4200, 70), _STEP: step(0, 1, 70)},
+        62,
+        70,
+        120,
+    ),
+    Case(
+        "TrainingStalled",
+        "no record yet, but in the hour before",
+        {_RECORDED: step(None, 1800, 20, 30), _STEP: step(0, 1, 20, 30)},
+        until=85,
+    ),
     *_level("NonFiniteSteps", "nonfinite_steps_total", (0, 3, 2), (999, 60, 75)),
     Case(
-        "NonFiniteSteps", "resumed: 0 until the first record",
+        "NonFiniteSteps",
+        "resumed: 0 until the first record",
         _run("nonfinite_steps_total", 0, 5, 999) | {_RECORDED: step(None, 3600)},
     ),
     Case("LossSpike", "above 5 times the noise", _loss(0.015, step(0, 0.16, 120, 150)), 135, 150, 200),
@@ -163,6 +183,11 @@ CASES = [
         replace(case, series={**case.series, **_run("step_seconds", 1, 1)})
         for case in _level("LoaderStarving", "data_seconds", (0.02, 0.11, 0.095), (100, 79, 101))
     ),
+    Case(
+        "LoaderStarving",
+        "samples answers meanwhile",
+        _run("data_seconds", 0.9, 0.9) | _run("step_seconds", 1, 1) | _run("rollout_seconds", 0.9, 0.9),
+    ),
     *_level("DeadExperts", "dead_experts", (0, 1, 0), (120, 105, 120)),
     Case("DeadExperts", "others in each batch", _gauge("glmforge_dead_experts", lambda m: float(int(m) % 20 > 0))),
     *(
@@ -170,8 +195,10 @@ CASES = [
         for case in _level("DeviceMemoryNearlyFull", "device_memory_bytes", (60e9, 78e9, 76e9), (100, 75, 100))
     ),
     Case(
-        "DeviceMemoryNearlyFull", "the allocator holds 98 %",
-        _run("device_memory_bytes", 60e9, 60e9) | _gauge("nvidia_gpu_memory_total_bytes", lambda m: 80e9, _GPU)
+        "DeviceMemoryNearlyFull",
+        "the allocator holds 98 %",
+        _run("device_memory_bytes", 60e9, 60e9)
+        | _gauge("nvidia_gpu_memory_total_bytes", lambda m: 80e9, _GPU)
         | _gauge("nvidia_gpu_memory_used_bytes", lambda m: 78.4e9, _GPU),
     ),
     Case("MachineExporterDown", "gpu", _gauge("up", step(1, 0, until=90), 'job="gpu",instance="n1"'), 70, 90),
@@ -188,25 +215,38 @@ CASES = [
     Case("GpuXid", "dcgm-exporter", _gauge("DCGM_FI_DEV_XID_ERRORS", step(0, 79, until=80), _DCGM), 60, 80),
     *(Case("GpuXid", f"{xid}, a program's", _gauge("nvidia_gpu_xid", step(0, xid), _GPU)) for xid in (13, 31, 43, 45)),
     Case(
-        "GpuEccUncorrected", "one",
-        _gauge("nvidia_gpu_ecc_errors_total", step(0, 1), _GPU + ',type="uncorrected"'), 60, 120,
+        "GpuEccUncorrected",
+        "one",
+        _gauge("nvidia_gpu_ecc_errors_total", step(0, 1), _GPU + ',type="uncorrected"'),
+        60,
+        120,
     ),
-    Case("GpuEccUncorrected", "corrected", _gauge("nvidia_gpu_ecc_errors_total", step(0, 9), _GPU + ',type="corrected"')),
     Case(
-        "GpuEccUncorrected", "dcgm-exporter",
-        _gauge("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", step(0, 1), _DCGM), 60, 120,
+        "GpuEccUncorrected", "corrected", _gauge("nvidia_gpu_ecc_errors_total", step(0, 9), _GPU + ',type="corrected"')
+    ),
+    Case(
+        "GpuEccUncorrected",
+        "dcgm-exporter",
+        _gauge("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", step(0, 1), _DCGM),
+        60,
+        120,
     ),
     Case("GpuHot", "88", _gauge("nvidia_gpu_temperature_celsius", step(70, 88, until=100), _GPU), 75, 100),
     Case("GpuHot", "86", _gauge("nvidia_gpu_temperature_celsius", step(70, 86, until=100), _GPU)),
     Case("GpuThrottled", "always", _gauge("nvidia_gpu_throttled", step(0, 1, until=100), _GPU), 78, 107),
     *(
         Case(
-            "GpuThrottled", f"dcgm-exporter, bit {bit}",
-            _gauge("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", step(1, bit + 4, until=100), _DCGM), 78, 107,
+            "GpuThrottled",
+            f"dcgm-exporter, bit {bit}",
+            _gauge("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", step(1, bit + 4, until=100), _DCGM),
+            78,
+            107,
         )
         for bit in (8, 32, 64, 128)
     ),
-    Case("GpuThrottled", "capped", _gauge("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", step(1, 6 + 16 + 256, until=100), _DCGM)),
+    Case(
+        "GpuThrottled", "capped", _gauge("DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", step(1, 6 + 16 + 256, until=100), _DCGM)
+    ),
     *_level("RlEngineGap", "gap_mean", (0.01, 0.052, 0.048), (100, 90, 100)),
     *_level("RlEntropyLow", "entropy", (0.3, 0.045, 0.055), (120, 105, 120)),
     *_level("RlGroupsWithoutSpread", "equal_share", (0.4, 0.82, 0.78), (120, 104, 121)),
@@ -215,7 +255,7 @@ CASES = [
     Case("EngineDown", "one scrape lost", _gauge("up", step(1, 0, until=62), 'job="serving",instance="e:1"')),
     Case("EngineSilent", "a request and no token", _engine(1), 70, 90),
     Case("EngineSilent", "nothing to do", _engine(0)),
-]  # fmt: skip
+]
 
 ENDED = [
     case.ended_in_order()

@@ -2,7 +2,7 @@
 
 import re
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,9 @@ import yaml
 
 from helpers.alert_cases import Case, Series
 
+
 def verdict(cases: Iterable[Case], rules: dict[str, str], directory: Path) -> str:
-    """What promtool finds wrong with the rules, "" for nothing. `rules` are texts of files by name, recordings first."""
+    """What promtool finds wrong with the rules, "" for nothing. `rules`: texts of files by name, recordings first."""
     cases = list(cases)
     groups = _needed([group for text in rules.values() for group in yaml.safe_load(text)["groups"]], cases)
     (directory / "rules.yml").write_text(yaml.safe_dump({"groups": groups}))
@@ -25,6 +26,35 @@ def verdict(cases: Iterable[Case], rules: dict[str, str], directory: Path) -> st
     file.write_text(yaml.safe_dump(content, sort_keys=False))
     done = subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, timeout=300)
     return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def alarms_of(series: Mapping[str, Sequence[float | None]], rules: dict[str, str], directory: Path) -> list[str]:
+    """Names of alerts that fire at any time if these values come every 15 s. None: not known yet."""
+    for name, text in rules.items():
+        (directory / name).write_text(text)
+    seconds = 15 * (max(map(len, series.values())) - 1)
+    test = {
+        "interval": "15s",
+        "input_series": [
+            {"series": name, "values": " ".join("_" if one is None else f"{one!r}" for one in values)}
+            for name, values in series.items()
+        ],
+        "promql_expr_test": [
+            {
+                "expr": f'count by (alertname) (count_over_time(ALERTS{{alertstate="firing"}}[{seconds}s]))',
+                "eval_time": f"{seconds}s",
+                "exp_samples": [],
+            }
+        ],
+    }
+    groups = [group["name"] for text in rules.values() for group in yaml.safe_load(text)["groups"]]
+    content = {"rule_files": list(rules), "evaluation_interval": "15s", "group_eval_order": groups, "tests": [test]}
+    (directory / "tests.yml").write_text(yaml.safe_dump(content, sort_keys=False))
+    command = ["promtool", "test", "rules", str(directory / "tests.yml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    found = sorted(set(re.findall(r'alertname="(\w+)"', done.stdout + done.stderr)))
+    assert found or done.returncode == 0, done.stdout + done.stderr
+    return found
 
 
 def _needed(groups: list[dict[str, Any]], cases: Iterable[Case]) -> list[dict[str, Any]]:

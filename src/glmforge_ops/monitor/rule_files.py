@@ -1,7 +1,7 @@
 """The rule files of Prometheus and the configuration of Alertmanager, as this package brings them, and written out.
 
-Alerts link to sections of `docs/runbook.md`; where its pages are published, `runbook` is their address. Alertmanager has
-one receiver, a webhook.
+Alerts link to sections of `docs/runbook.md`; where its pages are published, `runbook` is their address. Alertmanager
+has one receiver, a webhook.
 """
 
 from importlib.resources import files
@@ -93,7 +93,6 @@ def alerts_markdown() -> str:
     """The table of docs/runbook.md."""
     lines = ["| alert | severity | lasting | what to do | more |", "|---|---|---|---|---|"]
     lines += [
-        f"| `{one.name}` | {one.severity} | {one.lasting} | {one.fix} | [{one.section.replace('-', ' ')}](#{one.section}) |"
-        for one in alerts()
+        f"| `{one.name}` | {one.severity} | {one.lasting} | {one.fix} | [section](#{one.section}) |" for one in alerts()
     ]
     return "\n".join(lines) + "\n"

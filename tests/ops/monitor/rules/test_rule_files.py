@@ -15,9 +15,7 @@ from glmforge.recipes.all_metrics import all_metrics
 from glmforge_ops.monitor.rule_files import RULE_FILES, alerts, monitoring_files, rule_text
 
 RUNBOOK = Path(__file__).parents[4] / "docs" / "runbook.md"
-RULES = [
-    rule for name in RULE_FILES for group in yaml.safe_load(rule_text(name))["groups"] for rule in group["rules"]
-]
+RULES = [rule for name in RULE_FILES for group in yaml.safe_load(rule_text(name))["groups"] for rule in group["rules"]]
 OF_THE_EXPORTER = {
     f"glmforge_{name}"
     for name in (
