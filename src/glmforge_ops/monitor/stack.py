@@ -9,6 +9,7 @@ import fcntl
 import ipaddress
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -32,13 +33,17 @@ from glmforge_ops.monitor.programs import PROGRAMS, find, how_to_get, missing
 from glmforge_ops.monitor.stack_files import TARGETS, compose, write_files, write_grafana
 
 HEALTH = {"prometheus": "/-/ready", "alertmanager": "/-/ready", "node": "/", "grafana": "/api/health"}
+_ADDRESS = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:]+\]):[0-9]{1,5}")
 _STATE, _LOCK = "state.json", ".lock"
 _READY_S, _END_S = 60.0, 20.0
 
 
 @dataclass(frozen=True)
 class Options:
-    """What `monitor up` is asked for. `login` is a file of one line, user:password, with its `web_config`."""
+    """What `monitor up` is asked for. `login` is a file of one line, user:password, with its `web_config`.
+
+    `also`: targets that no run announces, each a job (node, gpu, serving) and host:port.
+    """
 
     directory: Path
     runs: tuple[Path, ...]
@@ -49,6 +54,7 @@ class Options:
     interval_s: int = 15
     retention: str = "30d"
     containers: bool = False
+    also: tuple[tuple[str, str], ...] = ()
 
 
 class Service(BaseModel):
@@ -123,7 +129,7 @@ def up(options: Options, say: Callable[[str], None]) -> State:
             host = options.host if name in ("prometheus", "grafana") else "127.0.0.1"
             state.services[name] = Service(host=host, port=_free_port(host, program.port))
         ports = {name: one.port for name, one in state.services.items()}
-        write_files(directory, ports, options.webhook, options.interval_s)
+        write_files(directory, ports, options.webhook, options.interval_s, options.also)
         login = read_login(options.login) if options.login else None
         if "grafana" in ports:
             write_grafana(directory, options.host, ports["grafana"], ports["prometheus"], login)
@@ -131,8 +137,9 @@ def up(options: Options, say: Callable[[str], None]) -> State:
             _start(options, state, say)
         except BaseException:
             _end(directory, state)
+            (directory / _STATE).unlink(missing_ok=True)
             raise
-        write_text(directory / _STATE, state.model_dump_json(indent=1) + "\n")
+        _write(directory, state)
     return state
 
 
@@ -207,14 +214,20 @@ def _start(options: Options, state: State, say: Callable[[str], None]) -> None:
                 say(f"{program.name}: not installed; {how_to_get([program])}")
                 continue
             state.services[program.name].process = _spawn(directory, program.name, [path, *arguments[program.name]])
+            _write(directory, state)
             say(f"{program.name}: {path}")
     watcher = [sys.executable, "-m", "glmforge", "monitor", "targets", *map(str, options.runs)]
     watcher += ["--output", str(directory / TARGETS), "--watch", str(options.interval_s)]
     state.services["targets"] = Service(process=_spawn(directory, "targets", watcher))
+    _write(directory, state)  # before waiting: `down` ends what a killed `up` has started
     for name, service in state.services.items():
         _wait_ready(directory, state, name, service)
     if state.login and state.prometheus().answers_strangers():
         raise HostError(f"{shown(options.web_config)}: Prometheus answers without a login; set basic_auth_users")
+
+
+def _write(directory: Path, state: State) -> None:
+    write_text(directory / _STATE, state.model_dump_json(indent=1) + "\n")
 
 
 def _spawn(directory: Path, name: str, command: Sequence[str]) -> ProcessIdentity:
@@ -325,6 +338,9 @@ def _check(options: Options) -> None:
         raise ConfigError(f"--host {options.host}: others could read everything; pass --web-config and --login, too")
     if options.login is not None:
         read_login(options.login)
+    for job, address in options.also:
+        if job not in ("node", "gpu", "serving") or not _ADDRESS.fullmatch(address):
+            raise ConfigError(f"--target {shown(f'{job}={address}')}: write node, gpu or serving, as in gpu=10.0.0.7:9400")
 
 
 def as_json(told: dict[str, Any]) -> str:

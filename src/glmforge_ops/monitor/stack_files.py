@@ -1,7 +1,7 @@
 """The configuration of the monitoring stack: Prometheus, Grafana's provisioning, a compose file for containers."""
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,8 @@ from glmforge.data.files import write_whole
 from glmforge_ops.monitor.rule_files import RULE_FILES, monitoring_files
 
 TARGETS = "targets.json"
+Target = tuple[str, str]
+"""A job (node, gpu, serving) and an address, host:port."""
 IMAGES = {
     "prometheus": "prom/prometheus:v2.53.2",
     "alertmanager": "prom/alertmanager:v0.27.0",
@@ -19,17 +21,19 @@ IMAGES = {
 }
 
 
-def write_files(directory: Path, ports: Mapping[str, int], webhook: str, interval_s: int) -> None:
+def write_files(
+    directory: Path, ports: Mapping[str, int], webhook: str, interval_s: int, also: Sequence[Target] = ()
+) -> None:
     """Everything but Grafana's; `ports` has the servers that are started."""
     for name, text in monitoring_files(webhook).items():
         _write(directory / name, text)
-    _write(directory / "prometheus.yml", yaml.safe_dump(prometheus_config(ports, interval_s), sort_keys=False))
+    _write(directory / "prometheus.yml", yaml.safe_dump(prometheus_config(ports, interval_s, also), sort_keys=False))
     if not (directory / TARGETS).exists():
         _write(directory / TARGETS, "[]\n")
 
 
-def prometheus_config(ports: Mapping[str, int], interval_s: int) -> dict[str, Any]:
-    """`prometheus.yml`; files that it names are beside it."""
+def prometheus_config(ports: Mapping[str, int], interval_s: int, also: Sequence[Target] = ()) -> dict[str, Any]:
+    """`prometheus.yml`; files that it names are beside it. `also`: targets that no file announces."""
     config: dict[str, Any] = {
         "global": {"scrape_interval": f"{interval_s}s", "evaluation_interval": f"{interval_s}s"},
         "rule_files": list(RULE_FILES),
@@ -38,10 +42,10 @@ def prometheus_config(ports: Mapping[str, int], interval_s: int) -> dict[str, An
             {"job_name": "glmforge", "file_sd_configs": [{"files": [TARGETS], "refresh_interval": f"{interval_s}s"}]}
         ],
     }
-    if "node" in ports:
-        config["scrape_configs"].append(
-            {"job_name": "node", "static_configs": [{"targets": [f"127.0.0.1:{ports['node']}"]}]}
-        )
+    fixed = [("node", f"127.0.0.1:{ports['node']}")] if "node" in ports else []
+    for job in ("node", "gpu", "serving"):
+        if addresses := [address for of, address in (*fixed, *also) if of == job]:
+            config["scrape_configs"].append({"job_name": job, "static_configs": [{"targets": addresses}]})
     if "alertmanager" in ports:
         targets = [f"127.0.0.1:{ports['alertmanager']}"]
         config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": targets}]}]}

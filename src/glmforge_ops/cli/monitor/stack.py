@@ -22,6 +22,10 @@ def up(
     ] = "http://127.0.0.1:9095/alerts",
     interval: Annotated[int, typer.Option(min=1, max=600, help="Seconds between scrapes.")] = 15,
     retention: Annotated[str, typer.Option(help="How long Prometheus keeps data.")] = "30d",
+    target: Annotated[
+        list[str] | None,
+        typer.Option(metavar="JOB=HOST:PORT", help="Scrape this, too; JOB is node, gpu or serving. May be repeated."),
+    ] = None,
     install: Annotated[bool, typer.Option("--install", help="Install missing system packages, unasked.")] = False,
     containers: Annotated[bool, typer.Option("--containers", help="Start containers instead of binaries.")] = False,
 ) -> None:
@@ -33,6 +37,8 @@ def up(
     Example:
 
         glmforge monitor up runs
+
+        glmforge monitor up runs --target serving=127.0.0.1:8000 --target gpu=127.0.0.1:9400
     """
     from glmforge_ops.monitor import programs
     from glmforge_ops.monitor.stack import Options, url_of
@@ -43,8 +49,9 @@ def up(
         names = ", ".join(one.package for one in absent)
         if install or (sys.stdin.isatty() and typer.confirm(f"Install {names} by apt-get?", default=False)):
             programs.install(absent)
+    also = tuple((job, address) for job, _, address in (one.partition("=") for one in target or ()))
     options = Options(
-        directory, tuple(runs), host, web_config, login, webhook, interval, retention, containers
+        directory, tuple(runs), host, web_config, login, webhook, interval, retention, containers, also
     )  # fmt: skip
     state = start(options, say=lambda line: typer.echo(line, err=True))
     for name, service in state.services.items():

@@ -46,12 +46,18 @@ def dashboard_json(dashboard: Dashboard) -> str:
 
 
 def _panel(number: int, panel: Panel, source: Any) -> Any:
+    from grafana_foundation_sdk.builders.common import VizLegendOptions, VizTooltipOptions
     from grafana_foundation_sdk.builders.prometheus import Dataquery
     from grafana_foundation_sdk.builders.timeseries import Panel as Timeseries
+    from grafana_foundation_sdk.models.common import LegendDisplayMode, LegendPlacement, TooltipDisplayMode
     from grafana_foundation_sdk.models.dashboard import GridPos
 
     place = GridPos(h=HEIGHT, w=WIDTH, x=number % 2 * WIDTH, y=number // 2 * HEIGHT)
     built = Timeseries().id(number + 1).title(panel.title).unit(panel.unit).datasource(source).grid_pos(place)
+    built = built.line_width(1).fill_opacity(4)
+    legend = VizLegendOptions().show_legend(True).placement(LegendPlacement.BOTTOM)
+    built = built.legend(legend.display_mode(LegendDisplayMode.LIST).calcs(["lastNotNull"]))
+    built = built.tooltip(VizTooltipOptions().mode(TooltipDisplayMode.MULTI))
     if panel.needs:
         built = built.description(f"Needs {panel.needs}.")
     for letter, query in zip("ABCDEFGH", panel.queries, strict=False):

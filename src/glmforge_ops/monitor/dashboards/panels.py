@@ -1,17 +1,20 @@
 """What the dashboards show: the same panels for Grafana and for our own page.
 
 Queries read the names of `MetricTable.exported` and what `rules/recording.yml` records; `$run` is a regular expression
-that selects runs, `$__rate_interval` a window that holds several scrapes. A panel with `needs` shows data only where
-there is such hardware or such a run, and the test that asks a real Prometheus passes over it by that name alone.
+that selects runs, `$__rate_interval` a window that holds several scrapes. A panel with `needs` has data only where there
+is such hardware or such a run. The test that asks a real Prometheus passes over what is `NOT_EVERYWHERE`, and nothing else.
 """
 
 from typing import NamedTuple
 
 GPU = "an NVIDIA GPU"
 SEVERAL_RANKS = "several ranks whose communication is measured"
-CLUSTER = "a job of glmforge launch"
+CLUSTER = "a job of glmforge launch that was requeued"
+LONG = "a run of more than half an hour"
 SERVER = "glmforge serve or vLLM"
 RL = "a run of stage rl"
+NOT_EVERYWHERE = frozenset({GPU, CLUSTER, LONG})
+"""What a test on any machine cannot have."""
 
 
 class Query(NamedTuple):
@@ -164,7 +167,7 @@ GOODPUT = Dashboard(
         _one("Seconds in the queue", "s", "queue_seconds", needs=CLUSTER),
         _recorded("Attempts before this one", "none", "run:attempts", CLUSTER),
         _one("Rollbacks", "none", "rollbacks"),
-        _recorded("Speed against the run's own past (after half an hour)", "percentunit", "run:speed:ratio", CLUSTER),
+        _recorded("Speed against the run's own past", "percentunit", "run:speed:ratio", LONG),
     ),
 )
 FLEET = Dashboard(
