@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from glmforge.recipes.train import train
 from glmforge_ops.monitor.dashboards.panels import DASHBOARDS, NOT_EVERYWHERE
 from glmforge_ops.monitor.page.server import expression
 from glmforge_ops.monitor.stack import Options, State, down, open_state, status, up
@@ -82,6 +83,9 @@ def monitored(tiny_data: TinyData, tmp_path_factory: pytest.TempPathFactory) -> 
     long = [{"name": "main", "steps": 100_000, "seq_len": 32, "batch_size": 8}]
     alone = {"name": "alone", "phases": long, "checkpoint": {"every_steps": 20, "keep_last": 2}}
     spread = {"name": "spread", "phases": long, "parallel": {"dp_shard": 2}}
+    base = directory / "base"
+    short = [{"name": "main", "steps": 2, "seq_len": 32, "batch_size": 2}]
+    train(tiny_data.run_config(base, phases=short, checkpoint={"every_steps": 2}))
     with commands_in(directory) as commands:
         server = start_server(commands, export_tiny_model(directory, tiny_data.tokenizer))
         also = (("serving", server.url.removeprefix("http://")),)
@@ -95,7 +99,8 @@ def monitored(tiny_data: TinyData, tmp_path_factory: pytest.TempPathFactory) -> 
             config = tiny_data.run_config(runs / "spread", **spread, observe=observed)
             commands.start("train", write_config(config), ranks=2)
             prompts = write_prompts(directory / "prompts.jsonl")
-            config = rl_config(tiny_data, runs / "rl", prompts, steps=100_000, name="rl", observe=exporting)
+            settings = {"name": "rl", "init_from": str(base), "observe": exporting}
+            config = rl_config(tiny_data, runs / "rl", prompts, steps=100_000, **settings)
             commands.start("train", write_config(config))
             commands.start("data", "run", _corpus(directory), "--metrics-port", "0")
             server.complete(max_tokens=20)
