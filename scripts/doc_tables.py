@@ -15,6 +15,7 @@ from glmforge.plan.cost.settings import settings_markdown
 from glmforge.recipes.all_metrics import all_metrics
 from glmforge_ops.environment.lint import known_bad_markdown
 from glmforge_ops.environment.table import variables_markdown
+from glmforge_ops.monitor.rule_files import alerts_markdown
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -34,6 +35,7 @@ TABLES = {
     "claims.md": claims.TABLES,
     "plan.md": plan_tables.TABLES,
     "plan-accuracy.md": [*plan_published.TABLES],
+    "runbook.md": [alerts_markdown],
     "stages.md": [stages_markdown, *plan_stages.TABLES],
     "cost.md": [settings_markdown, prices_markdown],
     "cluster-env.md": [variables_markdown, known_bad_markdown],

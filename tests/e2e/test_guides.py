@@ -32,6 +32,7 @@ from glmforge.cli.app import app
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import load_config
 from glmforge_ops.dev import DevCluster
+from glmforge_ops.monitor.stack import down as end_monitoring
 from helpers.dev_cluster import hosts_or_skip, install_slurm_or_skip
 from helpers.prepared import programs
 
@@ -212,6 +213,7 @@ ADAPTING = (
     pytest.param("lora.md", marks=pytest.mark.guides),
     pytest.param("evaluation.md", marks=pytest.mark.guides),
     pytest.param("deployment.md", marks=pytest.mark.guides),
+    pytest.param("monitoring.md", marks=pytest.mark.guides),
     "fine-tuning.md",
 )
 ALONE = "post-training.md"
@@ -235,10 +237,18 @@ def test_a_guide_does_what_it_says(guide: str, base: Path, tmp_path: Path) -> No
         pytest.importorskip("lm_eval")
     if guide == "deployment.md":
         pytest.importorskip("openai")  # asks the server
+    if guide == "monitoring.md":
+        pytest.importorskip("prometheus_client")
+        pytest.importorskip("grafana_foundation_sdk")
+        for program in ("prometheus", "prometheus-alertmanager", "prometheus-node-exporter", "curl"):
+            if shutil.which(program) is None:
+                pytest.skip(f"{program} is not installed")
     shutil.copytree(base, tmp_path, symlinks=True, dirs_exist_ok=True)
     try:
         carry_out(guide, tmp_path)
     finally:
+        if (tmp_path / "monitoring/state.json").exists():
+            end_monitoring(tmp_path / "monitoring")
         if (pid := tmp_path / "server.pid").exists():
             with suppress(ProcessLookupError):
                 os.kill(int(pid.read_text()), signal.SIGKILL)
@@ -291,6 +301,7 @@ def test_every_guide_is_followed() -> None:
         "lora.md",
         "evaluation.md",
         "deployment.md",
+        "monitoring.md",
         ON_HOSTS,
         *ON_SLURM,
     }

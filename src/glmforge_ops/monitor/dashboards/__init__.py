@@ -1,0 +1,1 @@
+"""Dashboards as code: the panels, and Grafana's JSON made of them."""
