@@ -92,7 +92,7 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "cluster env": ("--network tcp", None),
     "cluster clean": ("--path {out}/cache --dry-run", None),
     "cluster stage": ("{data}/train --to {out}/cache", None),
-"monitor rules": ("--output {out}/rules", None),
+    "monitor rules": ("--output {out}/rules", None),
     "jobs list": ("--jobs-dir {out}", None),
     "jobs show": ("none --jobs-dir {out}", None),
     "jobs logs": ("none --jobs-dir {out}", None),
