@@ -180,7 +180,7 @@ if __name__ == "__main__":
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, help="default: benchmarks/results/monitor_scale.json")
     options = parser.parse_args()
-    sizes = [(64, 1, 15.0)] if options.quick else [(1024, 5, 120.0), (8192, 30, 240.0)]
+    sizes = [(64, 1, 15.0)] if options.quick else [(1024, 5, 60.0), (8192, 30, 150.0)]
     content = {
         "bound_of_8192_ranks": bound(8192),
         "runs": {str(ranks): measure(ranks, interval, seconds) for ranks, interval, seconds in sizes},

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import jinja2
 import yaml
 
+from glmforge.data.files import disk_errors, refuse_unwritable, write_whole
 from glmforge.errors import ConfigError
 from glmforge.files import shown
 from glmforge_ops.render import safe_environment
@@ -63,12 +64,11 @@ def monitoring_files(webhook: str, runbook: str = RUNBOOK) -> dict[str, str]:
 
 def write_monitoring_files(directory: Path, webhook: str, runbook: str = RUNBOOK, *, replace: bool = False) -> None:
     """Write `monitoring_files`, each whole. Raises `GlmforgeError` if one exists and is not to be replaced."""
-    from glmforge.data.files import refuse_unwritable, write_whole
-
     contents = monitoring_files(webhook, runbook)
-    directory.mkdir(parents=True, exist_ok=True)
     for name in contents:
         refuse_unwritable(directory / name, replace)
+    with disk_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True)
     for name, text in contents.items():
         write_whole(directory / name, text.encode())
 

@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from glmforge.cli.app import app
-from glmforge.errors import ConfigError
+from glmforge.errors import ConfigError, GlmforgeError
 from glmforge.recipes.all_metrics import all_metrics
 from glmforge_ops.monitor.rule_files import RULE_FILES, alerts, monitoring_files, rule_text
 
@@ -90,6 +90,8 @@ def test_the_command_writes_all_files_and_replaces_none_unasked(tmp_path: Path) 
     assert again.exit_code != 0
     assert not (out / "recording.yml").exists()
     assert runner.invoke(app, ["monitor", "rules", "--output", str(out), "--force"]).exit_code == 0
+    below_a_file = runner.invoke(app, ["monitor", "rules", "--output", str(out / "alerts.yml" / "x")])
+    assert isinstance(below_a_file.exception, GlmforgeError)
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
