@@ -200,9 +200,7 @@ def seconds_by_axis(events: Iterable[Mapping[str, Any]], axes: GroupAxes) -> dic
     return {axis: _covered(spans) * 1e-6 for axis, spans in spans_by_axis(events, axes).items()}
 
 
-def spans_by_axis(
-    events: Iterable[Mapping[str, Any]], axes: GroupAxes
-) -> dict[str, list[tuple[float, float]]]:
+def spans_by_axis(events: Iterable[Mapping[str, Any]], axes: GroupAxes) -> dict[str, list[tuple[float, float]]]:
     """Start and stop of each collective, in microseconds of the trace's clock."""
     whole = [event for event in events if event.get("ph") == "X"]
     spans: dict[str, list[tuple[float, float]]] = defaultdict(list)

@@ -12,9 +12,10 @@ Times in the trace are microseconds, results are seconds of one step.
 """
 
 import bisect
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from glmforge.doctor.profile.ranges import BACKWARD, DATA, IDLE, MODEL_PHASES, OTHER, PREFIX, RECOMPUTE, STEP, WAIT
@@ -22,7 +23,6 @@ from glmforge.parallel.communication import MARKER, GroupAxes, spans_by_axis
 
 Direction = Literal["forward", "backward"]
 Event = Mapping[str, Any]
-Span = tuple[float, float]
 
 _NODE = "autograd::engine::evaluate_function"
 _WAITS = (WAIT, "_c10d_functional::wait_tensor")
@@ -61,8 +61,14 @@ class _Label(NamedTuple):
 
 
 class _Segment(NamedTuple):
+    """`tag`: a label of the host, one of a kernel, or the axis of a collective under way."""
+
     start: float
     stop: float
+    tag: "_Label | _Kernel | str"
+
+
+class _Kernel(NamedTuple):
     label: _Label
 
 
@@ -74,15 +80,45 @@ def account(events: Iterable[Event], axes: GroupAxes) -> StepParts:
         raise ValueError("the trace has no steps")
     main, phase_of = steps[0]["tid"], dict[int, str]()
     host = _Thread(axes, phase_of).segments([event for event in whole if event["tid"] == main])
-    under_way = spans_by_axis(whole, axes)
-    if any(event.get("cat") == "kernel" for event in whole):
-        found = _on_device(whole, [_span(step) for step in steps], _threads(whole, main, host, axes, phase_of), axes)
-    else:
-        found = _on_host(host, under_way)
-    parts, exposed = _added_up(found, len(steps))
-    waits = [(start, stop) for start, stop, label in found if label.phase == "wait"]
-    hidden = {a: (_length(s) - _length(_common(s, waits))) * 1e-6 / len(steps) for a, s in under_way.items()}
-    return StepParts(parts, exposed, {axis: seconds for axis, seconds in hidden.items() if seconds > 0})
+    on_device = any(event.get("cat") == "kernel" for event in whole)
+    sent = [_Segment(*span, axis) for axis, spans in spans_by_axis(whole, axes).items() for span in spans]
+    kernels = _kernels(whole, _threads(whole, main, host, axes, phase_of), sent) if on_device else []
+    found = StepParts({}, defaultdict(float), defaultdict(float))
+    for duration, tags in _moments([*host, *sent, *kernels]):
+        _add(found, duration * 1e-6 / len(steps), tags, on_device=on_device)
+    return StepParts(found.phases, dict(found.exposed), dict(found.hidden))
+
+
+def _add(found: StepParts, seconds: float, tags: Sequence[Any], *, on_device: bool) -> None:
+    """Give a moment to the one part that it belongs to."""
+    of_host = next((tag for tag in tags if isinstance(tag, _Label)), None)
+    if of_host is None:  # outside of a step
+        return
+    sent = [tag for tag in tags if isinstance(tag, str)]
+    kernel = next((tag.label for tag in tags if isinstance(tag, _Kernel)), None)
+    work = kernel if on_device else of_host if of_host.phase != "wait" else None
+    if work is None and (sent or not on_device):
+        found.exposed[sent[0] if sent and of_host.axis not in sent else of_host.axis] += seconds
+        return
+    if work is None:
+        work = _Label(DATA if of_host.phase == DATA else IDLE, "forward")
+    found.phases.setdefault(work.phase, {"forward": 0.0, "backward": 0.0})[work.direction] += seconds
+    for axis in sent:
+        found.hidden[axis] += seconds
+
+
+def _moments(segments: Iterable[_Segment]) -> Iterator[tuple[float, list[Any]]]:
+    """Durations, and all tags that are there meanwhile."""
+    there = [segment for segment in segments if segment.stop > segment.start]
+    edges = [(one.start, 1, one.tag) for one in there] + [(one.stop, -1, one.tag) for one in there]
+    edges.sort(key=lambda edge: edge[:2])
+    active: Counter[Any] = Counter()
+    for (time, change, tag), (following, *_) in pairwise(edges):
+        active[tag] += change
+        if not active[tag]:
+            del active[tag]
+        if following > time and active:
+            yield following - time, list(active)
 
 
 class _Thread:
@@ -151,129 +187,22 @@ def _threads(
     return {main: host} | {tid: _Thread(axes, phase_of).segments(mine) for tid, mine in by_thread.items()}
 
 
-def _on_host(host: Iterable[_Segment], under_way: Mapping[str, list[Span]]) -> list[_Segment]:
-    """A wait goes to the axis that was under way for most of it, of several threads of gloo that is the better guess."""
-    merged = {axis: _merged(spans) for axis, spans in under_way.items()}
-    found = []
-    for segment in host:
-        if segment.label.phase == "wait":
-            overlap = {axis: _overlap(segment.start, segment.stop, spans) for axis, spans in merged.items()}
-            axis = max(overlap, key=lambda axis: overlap[axis], default="")
-            if overlap.get(axis):
-                segment = segment._replace(label=segment.label._replace(axis=axis))
-        found.append(segment)
-    return found
-
-
-def _on_device(
-    events: Sequence[Event], steps: Sequence[Span], threads: Mapping[Any, list[_Segment]], axes: GroupAxes
-) -> list[_Segment]:
-    """What the device did from the first step to the last: computation before communication before nothing."""
+def _kernels(
+    events: Sequence[Event], threads: Mapping[Any, list[_Segment]], sent: Iterable[_Segment]
+) -> Iterator[_Segment]:
+    """What ran on the device beside communication, each kernel with the part in which it was launched."""
     launched = {e["args"].get("correlation"): e for e in events if str(e.get("cat")).startswith("cuda_")}
     starts = {tid: [segment.start for segment in segments] for tid, segments in threads.items()}
-
-    def label_at(tid: Any, time: float) -> _Label | None:
-        index = bisect.bisect_right(starts.get(tid, []), time) - 1
-        segment = threads[tid][index] if index >= 0 else None
-        return segment.label if segment is not None and time < segment.stop else None
-
-    collectives = spans_by_axis(events, axes)
-    of_nccl = {start for spans in collectives.values() for start, _ in spans}
-    busy = [_Segment(*span, _Label("wait", "forward", axis)) for axis, spans in collectives.items() for span in spans]
+    collectives = {segment.start for segment in sent}
     for event in events:
-        if event.get("cat") in _ON_DEVICE and float(event["ts"]) not in of_nccl:
-            call = launched.get(event.get("args", {}).get("correlation"), event)
-            label = label_at(call["tid"], float(call["ts"])) or _Label(OTHER, "backward")
-            busy.append(_Segment(*_span(event), label if label.phase != "wait" else _Label(OTHER, label.direction)))
-    main = next(iter(threads))
-    found = []
-    for step in steps:
-        found += _swept(step, [one for one in busy if one.start < step[1] and one.stop > step[0]])
-    waited = _Label(DATA, "forward")
-    is_data = [(s.start, s.stop) for s in threads[main] if s.label.phase == DATA]
-    idle = [(s.start, s.stop) for s in found if s.label.phase == IDLE]
-    return [
-        *(segment for segment in found if segment.label.phase != IDLE),
-        *(_Segment(*span, waited) for span in _common(idle, is_data)),
-        *(_Segment(*span, _Label(IDLE, "forward")) for span in _without(idle, is_data)),
-    ]
+        if event.get("cat") not in _ON_DEVICE or float(event["ts"]) in collectives:
+            continue
+        call = launched.get(event.get("args", {}).get("correlation"), event)
+        index = bisect.bisect_right(starts.get(call["tid"], []), float(call["ts"])) - 1
+        tag = threads[call["tid"]][index].tag if index >= 0 else None
+        known = isinstance(tag, _Label) and tag.phase != "wait"
+        yield _Segment(*_span(event), _Kernel(tag if known else _Label(OTHER, "backward")))  # type: ignore[arg-type]
 
 
-def _swept(step: Span, busy: Sequence[_Segment]) -> Iterator[_Segment]:
-    """The whole of a step, each moment once."""
-    ends = sorted({*step, *(min(max(edge, step[0]), step[1]) for one in busy for edge in (one.start, one.stop))})
-    waiting, active = sorted(busy, key=lambda one: one.start, reverse=True), list[_Segment]()
-    for start, stop in zip(ends, ends[1:], strict=False):
-        while waiting and waiting[-1].start <= start:
-            active.append(waiting.pop())
-        active = [one for one in active if one.stop > start]
-        labels = sorted((one.label for one in active), key=lambda label: label.phase == "wait")
-        yield _Segment(start, stop, labels[0] if labels else _Label(IDLE, "forward"))
-
-
-def _added_up(
-    segments: Iterable[_Segment], num_steps: int
-) -> tuple[dict[str, dict[Direction, float]], dict[str, float]]:
-    phases: dict[str, dict[Direction, float]] = defaultdict(lambda: {"forward": 0.0, "backward": 0.0})
-    exposed: dict[str, float] = defaultdict(float)
-    for start, stop, label in segments:
-        seconds = (stop - start) * 1e-6 / num_steps
-        if label.phase == "wait":
-            exposed[label.axis] += seconds
-        else:
-            phases[label.phase][label.direction] += seconds
-    return {name: dict(both) for name, both in phases.items()}, dict(exposed)
-
-
-def _span(event: Event) -> Span:
+def _span(event: Event) -> tuple[float, float]:
     return float(event["ts"]), float(event["ts"]) + float(event["dur"])
-
-
-def _merged(spans: Iterable[Span]) -> list[Span]:
-    found: list[Span] = []
-    for start, stop in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(stop, found[-1][1])
-        else:
-            found.append((start, stop))
-    return found
-
-
-def _overlap(start: float, stop: float, merged: Sequence[Span]) -> float:
-    first = max(0, bisect.bisect_left(merged, (start, start)) - 1)
-    total = 0.0
-    for begin, end in merged[first:]:
-        if begin >= stop:
-            break
-        total += max(0.0, min(stop, end) - max(start, begin))
-    return total
-
-
-def _common(spans: Iterable[Span], others: Iterable[Span]) -> list[Span]:
-    """Where both are."""
-    merged, found = _merged(others), []
-    for start, stop in _merged(spans):
-        first = max(0, bisect.bisect_left(merged, (start, start)) - 1)
-        for begin, end in merged[first:]:
-            if begin >= stop:
-                break
-            if min(stop, end) > max(start, begin):
-                found.append((max(start, begin), min(stop, end)))
-    return found
-
-
-def _without(spans: Iterable[Span], others: Iterable[Span]) -> list[Span]:
-    """Where the first are and the others are not."""
-    found = []
-    for start, stop in _merged(spans):
-        for begin, end in _common([(start, stop)], others):
-            if begin > start:
-                found.append((start, begin))
-            start = end
-        if stop > start:
-            found.append((start, stop))
-    return found
-
-
-def _length(spans: Iterable[Span]) -> float:
-    return sum(stop - start for start, stop in _merged(spans))

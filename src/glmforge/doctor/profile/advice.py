@@ -4,13 +4,13 @@ First come losses that were measured, the largest first: waiting for data, commu
 an idle device. Then what is only estimated: how much faster the same products would be in larger pieces. A loss below
 `NOTABLE` of a step is not told.
 
-What a rank waits for along an axis is the link's part as far as the rank that waits least does, too; the rest is waiting
-for a late rank, and told of the reason why that is late.
+Of the waiting along an axis the link's part is what the rank that waits least does; the rest is waiting for a late
+rank, and told of as what makes that late.
 """
 
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from glmforge.doctor.profile.ranges import DATA, EXPERTS, IDLE, MODEL_PHASES, OPTIMIZER, RECOMPUTE, SHARDING
 from glmforge.doctor.profile.train import TrainProfile
@@ -21,12 +21,13 @@ _UNEVEN = 1.1
 """A rank's time over the mean from which on it is late."""
 _SLOW = 0.25
 """Share of the measured peaks below which products are small."""
+_FAR_BELOW = 0.3
 _LINKS = {
     "ep": "keep the ep ranks within a node (a smaller parallel.ep), or set parallel.ep_overlap=true to exchange behind "
     "the other half's computation",
     "fsdp": "send less: parallel.reduce_gradients=last_micro_batch, a larger parallel.micro_batch_size; between nodes "
     "use parallel.dp_replicate and keep dp_shard within one",
-    "efsdp": "send less: a larger parallel.micro_batch_size, or more of parallel.ep so that fewer ranks share an expert",
+    "efsdp": "send less: a larger parallel.micro_batch_size, or a larger parallel.ep: fewer ranks share an expert",
     "tp": "keep the tp ranks within a node (a smaller parallel.tp), or set parallel.async_tp=true",
     "cp": "a smaller parallel.cp, or the other parallel.context_method",
     "dp_replicate": "fewer reductions: a larger batch in a step; or a smaller parallel.dp_replicate",
@@ -38,13 +39,12 @@ _LINKS = {
 
 @dataclass(frozen=True)
 class Advice:
-    """`lost`: of the step, 0 to 1; `measured`, or estimated. `numbers`: what it is based on."""
+    """`lost`: of the step, 0 to 1; `measured`, or estimated. The text has the numbers."""
 
     rule: str
     lost: float
     text: str
     measured: bool = True
-    numbers: dict[str, float | str | None] = field(default_factory=dict)
 
 
 def advise(profile: TrainProfile) -> list[Advice]:
@@ -71,9 +71,10 @@ def _data(profile: TrainProfile) -> Iterator[Advice]:
         + "; 'glmforge profile data' measures the loader alone"
     )
     yield Advice(
-        "slow data", lost, f"the loader is the limit: {lost:.0%} of the step waits for data; {change}",
-        numbers={"data_share": lost, "data.num_workers": workers},
-    )  # fmt: skip
+        "slow data",
+        lost,
+        f"the loader is the limit: {lost:.0%} of the step waits for data; {change}",
+    )
 
 
 def _links(profile: TrainProfile) -> Iterator[Advice]:
@@ -83,14 +84,20 @@ def _links(profile: TrainProfile) -> Iterator[Advice]:
         hidden = profile.mean(lambda parts, axis=axis: parts.hidden.get(axis, 0.0))  # type: ignore[misc]
         lost, sent, peak = _share(profile, least), profile.traffic.get(axis), profile.peaks.links.get(axis)
         rate = sent / (least + hidden) if sent and least + hidden > 0 else None
-        compared = f" at {format_bytes(rate)}/s, measured alone {format_bytes(peak)}/s" if rate and peak else ""
+        compared = _compared(rate, peak) if rate and peak else ""
         amount = f" of {format_bytes(sent)}" if sent else ""
         yield Advice(
-            "slow link", lost,
+            "slow link",
+            lost,
             f"communication along {axis} is not hidden: {lost:.0%} of the step waits for it{amount}{compared}; "
             + _LINKS[axis],
-            numbers={"axis": axis, "exposed_s": least, "hidden_s": hidden, "bytes": sent, "peak_bytes_per_s": peak},
-        )  # fmt: skip
+        )
+
+
+def _compared(rate: float, peak: float) -> str:
+    """With the link by itself: where that is much faster, more bandwidth would not help."""
+    words = f" at {format_bytes(rate)}/s, measured alone {format_bytes(peak)}/s"
+    return words + (": messages are small, or peers late" if rate < _FAR_BELOW * peak else "")
 
 
 def _late(profile: TrainProfile, *names: str) -> tuple[int, float, float]:
@@ -105,12 +112,12 @@ def _experts(profile: TrainProfile) -> Iterator[Advice]:
     if ratio >= _UNEVEN and profile.expert_load >= _UNEVEN:
         capacity = "" if profile.settings["capacity_factor"] else ", or bound it with phases.N.capacity_factor"
         yield Advice(
-            "imbalanced experts", lost,
+            "imbalanced experts",
+            lost,
             f"rank {rank}'s experts work {ratio:.1f} times as long as the mean and have {profile.expert_load:.1f} "
             f"times the rows: {lost:.0%} of the step; level the router (phases.N.router_bias_rate, "
             f"aux_loss_weight){capacity}",
-            numbers={"rank": rank, "experts_over_mean": ratio, "rows_over_mean": profile.expert_load},
-        )  # fmt: skip
+        )
 
 
 def _straggler(profile: TrainProfile) -> Iterator[Advice]:
@@ -118,11 +125,11 @@ def _straggler(profile: TrainProfile) -> Iterator[Advice]:
     rank, ratio, lost = _late(profile, *own)
     if ratio >= _UNEVEN:
         yield Advice(
-            "straggler", lost,
+            "straggler",
+            lost,
             f"rank {rank} computes {ratio:.2f} times as long as the mean, the experts aside: {lost:.0%} of the step; "
             "compare its machine with the others (clocks, throttling, other programs on its cores)",
-            numbers={"rank": rank, "own_over_mean": ratio},
-        )  # fmt: skip
+        )
 
 
 def _recompute(profile: TrainProfile) -> Iterator[Advice]:
@@ -134,20 +141,21 @@ def _recompute(profile: TrainProfile) -> Iterator[Advice]:
         else "by plan memory does not allow less; a smaller parallel.micro_batch_size would"
     )
     yield Advice(
-        "recompute", lost,
+        "recompute",
+        lost,
         f"parallel.recompute={mode} computes {lost:.0%} of the step again; {change}",
-        measured=lighter is not None, numbers={"recompute_share": lost, "lighter": lighter},
-    )  # fmt: skip
+        measured=lighter is not None,
+    )
 
 
 def _idle(profile: TrainProfile) -> Iterator[Advice]:
     lost = _share(profile, profile.mean(lambda parts: parts.of(IDLE)))
     yield Advice(
-        "idle", lost,
+        "idle",
+        lost,
         f"the device has nothing to do for {lost:.0%} of the step: the host is late; give it larger pieces "
         "(parallel.micro_batch_size), or set parallel.compile=true",
-        numbers={"idle_share": lost},
-    )  # fmt: skip
+    )
 
 
 def _small_batch(profile: TrainProfile) -> Iterator[Advice]:
@@ -159,21 +167,21 @@ def _small_batch(profile: TrainProfile) -> Iterator[Advice]:
     tokens = profile.settings["parallel.micro_batch_size"] * profile.settings["seq_len"]
     raised = "phases.N.batch_size" if profile.settings["micro_batches"] == 1 else "parallel.micro_batch_size"
     yield Advice(
-        "small batches", lost,
+        "small batches",
+        lost,
         f"the model's phases reach {reached:.0%} of the measured peaks on micro-batches of {tokens:,} tokens; raise "
         f"{raised} as far as memory allows ('glmforge profile memory')",
-        measured=False, numbers={"reached": reached, "tokens": tokens},
-    )  # fmt: skip
+        measured=False,
+    )
 
 
 def _small_step(profile: TrainProfile) -> Iterator[Advice]:
     """As if a step had twice the tokens."""
     share = _share(profile, profile.mean(lambda parts: parts.of(OPTIMIZER)))
     yield Advice(
-        "small steps", share / 2,
+        "small steps",
+        share / 2,
         f"the optimizer takes {share:.0%} of a step of {profile.tokens_per_step:,} tokens; more tokens in a step "
         "(phases.N.batch_size) spread it",
-        measured=False, numbers={"optimizer_share": share},
-    )  # fmt: skip
-
-
+        measured=False,
+    )

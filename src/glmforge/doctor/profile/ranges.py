@@ -10,7 +10,7 @@ A range says what runs forward. Which backward operations belong to it follows f
 
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -36,6 +36,9 @@ PHASES = (*MODEL_PHASES, RECOMPUTE, SHARDING, OPTIMIZER, DATA, IDLE)
 
 PREFIX, STEP, BACKWARD, WAIT = "glmforge.phase:", "glmforge.step", "glmforge.backward", "glmforge.wait"
 
+HEAD_METHODS = ("cross_entropy_sum", "token_nll", "token_nll_and_entropy", "entropy")
+"""Of `LMHead`, in training."""
+
 _METHODS: tuple[tuple[Any, str, str], ...] = (
     (GlmMoe, "_run", OTHER),
     (DecoderLayer, "_run", OTHER),
@@ -48,7 +51,7 @@ _METHODS: tuple[tuple[Any, str, str], ...] = (
     (MoE, "receive", DISPATCH),
     (Router, "forward", DISPATCH),
     (Experts, "swiglu", EXPERTS),
-    *((LMHead, name, HEAD) for name in ("cross_entropy_sum", "token_nll", "token_nll_and_entropy", "entropy")),
+    *((LMHead, name, HEAD) for name in HEAD_METHODS),
     (ParallelModel, "finish_gradients", OPTIMIZER),
     *((NativeBackend, name, OPTIMIZER) for name in ("clip", "step", "balance_routers", "zero_grad")),
     *((FSDPParamGroup, name, SHARDING) for name in ("unshard", "wait_for_unshard", "reshard", "post_backward")),
@@ -61,9 +64,7 @@ def marked() -> Iterator[None]:
     names = [(owner, name, PREFIX + phase) for owner, name, phase in _METHODS]
     with ExitStack() as stack:
         for owner, name, label in (*names, (torch.autograd, "backward", BACKWARD), (dist.Work, "wait", WAIT)):
-            original = getattr(owner, name)
-            setattr(owner, name, _in_range(original, label))
-            stack.callback(setattr, owner, name, original)
+            stack.enter_context(wrapped(owner, name, functools.partial(record_function, label)))
         yield
 
 
@@ -72,10 +73,18 @@ def phase(name: str) -> record_function:
     return record_function(PREFIX + name)
 
 
-def _in_range(function: Callable[..., Any], label: str) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def ranged(*args: Any, **kwargs: Any) -> Any:
-        with record_function(label):
-            return function(*args, **kwargs)
+@contextmanager
+def wrapped(owner: Any, name: str, around: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Within the block, let every call of a function of a class or module run within an `around()` of its own."""
+    original = getattr(owner, name)
 
-    return ranged
+    @functools.wraps(original)
+    def within(*args: Any, **kwargs: Any) -> Any:
+        with around():
+            return original(*args, **kwargs)
+
+    setattr(owner, name, within)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 
 from glmforge.config.layout import Layout
 from glmforge.config.schema import RunConfig
 from glmforge.doctor.profile.ranges import ATTENTION, DISPATCH, EXPERTS, HEAD, OPTIMIZER, OTHER, RECOMPUTE
 from glmforge.parallel.build import DTYPES
+from glmforge.parallel.collectives import all_gather, all_reduce, exchange
 from glmforge.parallel.world import World
 from glmforge.plan.stages.stage import stage_of
 from glmforge.plan.work.operations import Operation, Work
@@ -123,16 +123,17 @@ def _axes(world: World) -> list[str]:
 def _link(world: World, axis: str) -> float:
     group = world.group(axis)
     assert group is not None
-    size = _SENT[world.device.type] // 4 // group.size() * group.size()
-    whole, part = torch.zeros(size, device=world.device), torch.zeros(size // group.size(), device=world.device)
+    ranks = group.size()
+    rows = _SENT[world.device.type] // 4 // ranks
+    whole, part = torch.zeros(rows * ranks, device=world.device), torch.zeros(rows, device=world.device)
 
     def send() -> None:
         if axis == "ep":
-            dist.all_to_all_single(whole, torch.empty_like(whole).copy_(whole), group=group)
+            exchange(whole, group, [rows] * ranks, [rows] * ranks)
         elif axis == "dp_replicate":
-            dist.all_reduce(whole, group=group)
+            all_reduce(whole, group)
         else:
-            dist.all_gather_into_tensor(whole, part, group=group)
+            all_gather(part, group)
 
     # As often on every rank.
-    return 4 * size / min(_timed(send, world.device) for _ in range(_SENDS))
+    return 4 * rows * ranks / min(_timed(send, world.device) for _ in range(_SENDS))

@@ -5,6 +5,7 @@ directory are not touched, and the weights are a new run's. First come steps to 
 then as many with it: the two times beside each other say what profiling costs.
 """
 
+import json
 import math
 import statistics
 import tempfile
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,7 @@ from glmforge.doctor.profile.roofline import PhaseWork, Roofline, measure_roofli
 from glmforge.errors import ConfigError
 from glmforge.files import read_json, shown
 from glmforge.kernels.allocator import keep_large_blocks
+from glmforge.observe.run import write_text
 from glmforge.parallel.communication import CollectiveObserver, GroupAxes, trace_events
 from glmforge.parallel.world import World, default_device, join_world
 from glmforge.plan.fit import Capacity, fits
@@ -37,6 +39,8 @@ from glmforge.runtime.launch import LaunchEnvironment
 from glmforge.training.step import StepResult
 from glmforge.training.trainer import Trainer
 
+T = TypeVar("T")
+
 _WARM_UP = 2
 RECOMPUTE_MODES = ("none", "selective", "full")
 """From the least to the most; "budget" is of compiled code."""
@@ -44,7 +48,7 @@ RECOMPUTE_MODES = ("none", "selective", "full")
 
 @dataclass(frozen=True)
 class RankProfile:
-    """One rank's part. `profiled_s` is its clock's time of a profiled step, beside which `parts.total` is the trace's."""
+    """One rank's part. `profiled_s`: a profiled step by the clock, beside which `parts.total` is the trace's."""
 
     profiled_s: float
     parts: StepParts
@@ -142,7 +146,7 @@ def profile_training(
             plain, _ = _run(trainer, num_steps)
             profiled, results, parts = _profiled(trainer, num_steps, trace)
         mine = RankProfile(statistics.mean(profiled), parts)
-        ranks = _gathered(mine, world)
+        ranks = gathered(mine, world)
         return TrainProfile(
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
             stage=config.stage,
@@ -162,7 +166,8 @@ def profile_training(
 
 def _short(config: RunConfig, num_steps: int, folder: Path) -> RunConfig:
     """As many steps of the first phase, that writes what it has to write elsewhere."""
-    short = config.phases[0].model_copy(update={"steps": num_steps, "tokens": None, "epochs": None})
+    length = {"steps": num_steps, "tokens": None, "epochs": None, "batch_ramp": None}
+    short = config.phases[0].model_copy(update=length)
     optim = config.optim.model_copy(update={"warmup_steps": None, "warmup_tokens": None})
     return config.model_copy(update={"phases": [short], "optim": optim, "output_dir": folder})
 
@@ -184,22 +189,21 @@ def _run(trainer: Trainer, num_steps: int) -> tuple[list[float], list[StepResult
     return seconds, results
 
 
-def _profiled(
-    trainer: Trainer, num_steps: int, folder: Path | None
-) -> tuple[list[float], list[StepResult], StepParts]:
+def _profiled(trainer: Trainer, num_steps: int, folder: Path | None) -> tuple[list[float], list[StepResult], StepParts]:
     world = trainer.world
     axes = GroupAxes.of(world)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if world.device.type == "cuda" else [])]
     observer = CollectiveObserver(axes, lambda call: None, mark=True) if world.size > 1 else nullcontext()
     with profile(activities=activities) as trace, marked(), observer:
         seconds, results = _run(trainer, num_steps)
+    events = trace_events(trace)
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        trace.export_chrome_trace(str(folder / f"rank-{world.rank:05d}.trace.json.gz"))
-    return seconds, results, account(trace_events(trace), axes)
+        write_text(folder / f"rank-{world.rank:05d}.trace.json", json.dumps({"traceEvents": events}))
+    return seconds, results, account(events, axes)
 
 
-def _gathered(mine: RankProfile, world: World) -> list[RankProfile]:
+def gathered(mine: T, world: World) -> list[T]:
+    """What each rank has, in their order. All ranks call this together."""
     if world.size == 1:
         return [mine]
     found: list[Any] = [None] * world.size
