@@ -149,6 +149,8 @@ def _recompute(profile: TrainProfile) -> Iterator[Advice]:
 
 
 def _idle(profile: TrainProfile) -> Iterator[Advice]:
+    if profile.device == "CPU":  # which is its own host: what Python takes is in the phases
+        return
     lost = _share(profile, profile.mean(lambda parts: parts.of(IDLE)))
     yield Advice(
         "idle",

@@ -68,7 +68,7 @@ CASES = {
     ),
     "straggler": profile(rank(attention=60, exposed={"fsdp": 3}), rank(exposed={"fsdp": 41})),
     "recompute": profile(rank(recompute=36), settings={"parallel.recompute": "full"}, lighter_recompute="selective"),
-    "idle": profile(rank(idle=50)),
+    "idle": profile(rank(idle=50), device="H100"),
     "small batches": profile(rank(), reached=0.06),
     "small steps": profile(rank(optimizer=60)),
 }
