@@ -4,6 +4,7 @@ BIN := .venv/bin
 # Tests differ a thousandfold in length: an idle process takes over what another has not begun.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations 15
 SERVING := tests/integration/serve tests/integration/page
+MONITOR := tests/integration/monitor
 TYPES := $(BIN)/mypy && $(BIN)/lint-imports
 
 .PHONY: help setup demo check test test-ops test-corpus test-serving test-guides test-distributed test-chaos test-fuzz lint style format bench test-gpu bench-gpu figures
@@ -24,7 +25,7 @@ check: setup style ## before a commit, in two minutes: style, types, and the uni
 # Types and imports take more than a minute of one core: beside the tests, and shown below them.
 test: setup style ## lint, types, imports, and the tests of glmforge
 	@log=$$(mktemp); { $(TYPES); } >$$log 2>&1 & types=$$!; \
-	$(PYTEST) --ignore tests/ops --ignore tests/corpus $(SERVING:%=--ignore %); tests=$$?; \
+	$(PYTEST) --ignore tests/ops --ignore tests/corpus $(SERVING:%=--ignore %) $(MONITOR:%=--ignore %); tests=$$?; \
 	wait $$types; types=$$?; cat $$log; rm $$log; exit $$((tests | types))
 
 test-ops: setup ## the tests of glmforge_ops: checks, setup, jobs; real Slurm, ssh and Prometheus on this machine

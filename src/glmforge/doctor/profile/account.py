@@ -164,6 +164,8 @@ class _Thread:
             self._last_phase = self._phase_of.get(args.get("Sequence number", -1), self._last_phase)
             return _Label(self._last_phase, "backward")
         if name.startswith(PREFIX):
+            if above is not None and above.phase == DATA:  # a source that asks the model: rollouts, references
+                return None
             phase = name.removeprefix(PREFIX)
             return _Label(RECOMPUTE if phase in MODEL_PHASES and direction == "backward" else phase, direction)
         if name.startswith(MARKER):

@@ -77,10 +77,10 @@ class DataProfile:
             source = f"; most of the time goes into source '{slowest.name}'" if slowest else ""
             return f"the loader is the limit: at best {self.of_need(fastest):.2f} batches in the time of a step{source}"
         least = min(enough, key=lambda speed: speed.workers)
-        spare = f"{self.of_need(least):.1f} batches in the time of a step"
-        if self.configured_workers == least.workers:
-            return f"data.num_workers={least.workers} is enough: {spare}"
-        return f"data.num_workers={least.workers} is enough ({spare}); it is {self.configured_workers}"
+        now = "" if self.configured_workers == least.workers else f"; it is {self.configured_workers}"
+        return (
+            f"data.num_workers={least.workers} is enough ({self.of_need(least):.1f} batches in the time of a step){now}"
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Everything."""

@@ -21,7 +21,6 @@ from glmforge.parallel.world import World
 from glmforge.plan.stages.stage import stage_of
 from glmforge.plan.work.operations import Operation, Work
 from glmforge.plan.work.step import step_operations
-from glmforge.plan.work.traffic import step_traffic
 
 _WIDTH = {"cpu": 1024, "cuda": 8192}
 _COPIED = {"cpu": 1 << 27, "cuda": 1 << 30}
@@ -29,6 +28,7 @@ _SENT = {"cpu": 1 << 22, "cuda": 1 << 27}
 _SECONDS = 0.3
 """For which each of them is repeated, in one process; the best counts."""
 _SENDS = 5
+_AXES = ("dp_replicate", "fsdp", "efsdp", "ep", "cp", "tp")
 _PHASES = {
     ATTENTION: ("q, k, v projections", "q/k norm and RoPE", "RoPE", "attention", "output projection"),
     EXPERTS: ("experts: gate and up", "experts: SwiGLU", "experts: down"),
@@ -64,7 +64,7 @@ def measure_roofline(world: World, compute: str) -> Roofline:
     target = torch.empty_like(source)
     flops = 2 * _WIDTH[kind] ** 3 / _best(lambda: torch.mm(a, b), device)
     memory = 2 * _COPIED[kind] / _best(lambda: target.copy_(source), device)
-    return Roofline(flops, memory, {axis: _link(world, axis) for axis in _axes(world)})
+    return Roofline(flops, memory, {axis: _link(world, axis) for axis in _AXES if world.group(axis) is not None})
 
 
 def planned_work(config: RunConfig, layout: Layout, pp_rank: int, peaks: Roofline) -> dict[str, PhaseWork]:
@@ -77,11 +77,6 @@ def planned_work(config: RunConfig, layout: Layout, pp_rank: int, peaks: Rooflin
             phase = RECOMPUTE if index == 2 else phase_of(operation)
             _add(found.setdefault(phase, PhaseWork()), work, float(operation.times), peaks, wide)
     return found
-
-
-def planned_traffic(config: RunConfig, layout: Layout, pp_rank: int) -> dict[str, float]:
-    """Bytes by axis of a step."""
-    return {each.axis: float(each.bytes) for each in step_traffic(config, layout, pp_rank, stage_of(config))}
 
 
 def phase_of(operation: Operation) -> str:
@@ -114,10 +109,6 @@ def _timed(run: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - started
-
-
-def _axes(world: World) -> list[str]:
-    return [axis for axis in ("dp_replicate", "fsdp", "efsdp", "ep", "cp", "tp") if world.group(axis) is not None]
 
 
 def _link(world: World, axis: str) -> float:

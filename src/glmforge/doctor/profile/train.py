@@ -6,7 +6,6 @@ then as many with it: the two times beside each other say what profiling costs.
 """
 
 import json
-import math
 import statistics
 import tempfile
 import time
@@ -25,7 +24,7 @@ from glmforge.config.layout import Layout
 from glmforge.config.schema import RunConfig
 from glmforge.doctor.profile.account import StepParts, account
 from glmforge.doctor.profile.ranges import DATA, STEP, marked, phase
-from glmforge.doctor.profile.roofline import PhaseWork, Roofline, measure_roofline, planned_traffic, planned_work
+from glmforge.doctor.profile.roofline import PhaseWork, Roofline, measure_roofline, planned_work
 from glmforge.errors import ConfigError
 from glmforge.files import read_json, shown
 from glmforge.kernels.allocator import keep_large_blocks
@@ -33,6 +32,8 @@ from glmforge.observe.run import write_text
 from glmforge.parallel.communication import CollectiveObserver, GroupAxes, trace_events
 from glmforge.parallel.world import World, default_device, join_world
 from glmforge.plan.fit import Capacity, fits
+from glmforge.plan.stages.stage import stage_of
+from glmforge.plan.work.traffic import step_traffic
 from glmforge.recipes.fit import capacity_at_hand, layout_at_hand
 from glmforge.recipes.train import open_recipe, with_kernels
 from glmforge.runtime.launch import LaunchEnvironment
@@ -91,9 +92,13 @@ class TrainProfile:
         return statistics.mean(seconds(rank.parts) for rank in self.ranks)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything, and the share of its limit that each phase reaches."""
-        reached = {name: self.reached(name) for name in self.work}
-        return {"profile": "train", **asdict(self), "accounted": self.accounted, "reached": reached}
+        """Everything, the share of its limit that each phase reaches, and a step without its wait for data."""
+        more = {
+            "accounted": self.accounted,
+            "reached": {name: self.reached(name) for name in self.work},
+            "without_data_s": self.step_s * (1 - self.mean(lambda parts: parts.of(DATA) / parts.total)),
+        }
+        return {"profile": "train", **asdict(self), **more}
 
     def reached(self, name: str) -> float | None:
         """The least time of a phase at the measured peaks over its time; None if it takes none."""
@@ -107,14 +112,10 @@ def step_seconds_of(path: Path) -> float:
     Raises `ConfigError` for any other.
     """
     content = read_json(path, dict, error=ConfigError)
-    try:
-        data = [sum(rank["parts"]["phases"].get(DATA, {}).values()) / rank["profiled_s"] for rank in content["ranks"]]
-        seconds = content["step_s"] * (1 - statistics.mean(data))
-        if content["profile"] == "train" and 0 < seconds < math.inf:
-            return float(seconds)
-    except (KeyError, TypeError, AttributeError, ArithmeticError, ValueError):
-        pass
-    raise ConfigError(f"{shown(path)}: was not written by 'glmforge profile train --output'; pass such a file")
+    seconds = content.get("without_data_s")
+    if content.get("profile") != "train" or not isinstance(seconds, int | float) or not seconds > 0:
+        raise ConfigError(f"{shown(path)}: was not written by 'glmforge profile train --output'; pass such a file")
+    return float(seconds)
 
 
 def profile_training(
@@ -157,7 +158,7 @@ def profile_training(
             ranks=ranks,
             peaks=peaks,
             work=planned_work(settled, layout, world.axis_rank("pp") if world.size > 1 else 0, peaks),
-            traffic=planned_traffic(settled, layout, 0),
+            traffic={each.axis: float(each.bytes) for each in step_traffic(settled, layout, 0, stage_of(settled))},
             expert_load=_expert_load(results[-1].counts_LE, layout.ep),
             settings=_settings(settled, layout),
             lighter_recompute=_lighter_recompute(settled, layout, capacity_at_hand(launch, device)),

@@ -34,6 +34,7 @@ def test_a_step_on_a_cpu() -> None:
     trace = [
         event("glmforge.step", 0, 1000),
         event("glmforge.phase:data", 10, 60),
+        event("glmforge.phase:attention", 20, 40),  # of a source that asks the model
         event("glmforge.phase:other model", 100, 400),
         event("glmforge.phase:experts", 150, 250),
         op("aten::detach", 140, 149, sequence=7),  # makes no node: the next operation does, and has its number

@@ -40,7 +40,7 @@ def test_the_fewest_workers_that_are_enough() -> None:
     speeds = [LoaderSpeed(0, 0.1, 10, 5.0), LoaderSpeed(2, 0.3, 10, 12.0), LoaderSpeed(4, 0.5, 10, 20.0)]
     found = DataProfile(8, 32, 0, speeds, [], step_s=0.1)
     assert found.verdict == "data.num_workers=2 is enough (1.2 batches in the time of a step); it is 0"
-    assert "is enough: 1.2" in replace(found, configured_workers=2).verdict
+    assert replace(found, configured_workers=2).verdict.endswith("in the time of a step)")
     assert "at best 0.40" in replace(found, step_s=0.02).verdict
     assert "--training" in replace(found, step_s=None).verdict
 
