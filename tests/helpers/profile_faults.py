@@ -36,7 +36,7 @@ def slow_data() -> None:
 
 
 def slow_link() -> None:
-    """Along ep 16 MiB go with every exchange, as if its link had a fraction of the bandwidth."""
+    """Along ep 4 messages of 4 MiB go with every exchange, as if its link had a fraction of the bandwidth."""
     sent = collectives._sent
 
     def loaded(x: Any, group: dist.ProcessGroup, *splits: Any) -> Any:
