@@ -1,4 +1,4 @@
-"""`glmforge profile`: how fast a server answers."""
+"""`glmforge profile`: how fast a server answers; where the time and the memory of training go (`profile_run`)."""
 
 import json
 import os
@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from glmforge.cli import profile_run
 from glmforge.cli.tables import print_table, table
 from glmforge.errors import GlmforgeError
 
 if TYPE_CHECKING:
     from glmforge.deploy.inference_profile import Profile
 
-app = typer.Typer(help="Measure how fast a server answers, and compare servers.", no_args_is_help=True)
+app = typer.Typer(help="Measure a run's time, memory and data, and how fast a server answers.", no_args_is_help=True)
+for command in (profile_run.train, profile_run.memory, profile_run.data):
+    app.command()(command)
 
 _MOST_USERS = 4096
 

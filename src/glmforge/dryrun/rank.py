@@ -56,7 +56,7 @@ def dry_run_rank(
             to_host=lambda numbers: [1.0] + [0.0] * (len(numbers) - 1),
             mode=lambda: FakeTensorMode(allow_non_fake_inputs=True),
         )
-        seen, model = observe_step(config, world, lambda: _batch(config, num_rows), stand_ins)
+        seen, model = observe_step(config, world, lambda: blank_batch(config, num_rows), stand_ins)
         classes = shard_classes(model, layout, rank)
     return RankFindings(seen.held, classes, excerpt.steps(seen))
 
@@ -90,7 +90,7 @@ def _prepared(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"parallel": parallel, "phases": [phase]})
 
 
-def _batch(config: RunConfig, num_rows: int) -> Batch:
+def blank_batch(config: RunConfig, num_rows: int) -> Batch:
     """Rows of one document each; of answers in the stages that compare or reward them."""
     seq_len = config.phases[0].seq_len
     ids_BS, per_token = torch.zeros(num_rows, seq_len, dtype=torch.int64), {}

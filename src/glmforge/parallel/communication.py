@@ -63,7 +63,7 @@ _OPERATIONS = {
     "barrier": "barrier",
     "monitoredbarrier": "barrier",
 }
-_MARKER = "glmforge.communication:"
+MARKER = "glmforge.communication:"
 _Event = Mapping[str, Any]
 
 
@@ -152,7 +152,7 @@ class CollectiveObserver(TorchDispatchMode):
         if op is None:
             return func(*args, **kwargs)
         group = _group_name(func, args, kwargs)
-        with record_function(f"{_MARKER}{group}|{op}") if self.mark else nullcontext():
+        with record_function(f"{MARKER}{group}|{op}") if self.mark else nullcontext():
             result = func(*args, **kwargs)
         axis = self.axes.axis(group, op)
         self.observe(Collective(op, axis, 0 if op == "barrier" else _num_bytes((*args, *kwargs.values(), result))))
@@ -191,18 +191,23 @@ def measure_communication(world: World) -> Iterator[dict[str, Traffic]]:
     with profile(activities=activities) as trace, CollectiveObserver(axes, calls.append, mark=True):
         yield traffic
     traffic |= traffic_by_axis(calls)
-    for axis, seconds in seconds_by_axis(_trace_events(trace), axes).items():
+    for axis, seconds in seconds_by_axis(trace_events(trace), axes).items():
         traffic.setdefault(axis, Traffic()).seconds = seconds
 
 
 def seconds_by_axis(events: Iterable[Mapping[str, Any]], axes: GroupAxes) -> dict[str, float]:
     """Seconds in which a collective of each axis was in progress, from the `traceEvents` of a Chrome trace."""
+    return {axis: _covered(spans) * 1e-6 for axis, spans in spans_by_axis(events, axes).items()}
+
+
+def spans_by_axis(events: Iterable[Mapping[str, Any]], axes: GroupAxes) -> dict[str, list[tuple[float, float]]]:
+    """Start and stop of each collective, in microseconds of the trace's clock."""
     whole = [event for event in events if event.get("ph") == "X"]
     spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for axis, event in (*_nccl_kernels(whole, axes), *_gloo_operations(whole, axes)):
         start = float(event["ts"])
         spans[axis].append((start, start + float(event["dur"])))
-    return {axis: _covered(spans[axis]) * 1e-6 for axis in spans}
+    return dict(spans)
 
 
 def _nccl_kernels(events: Iterable[_Event], axes: GroupAxes) -> Iterator[tuple[str, _Event]]:
@@ -225,8 +230,8 @@ def _gloo_operations(events: Iterable[_Event], axes: GroupAxes) -> Iterator[tupl
     calls: dict[str | None, list[tuple[float, str, str]]] = defaultdict(list)  # by group; all of them under None
     callers = set()
     for event in events:
-        if event.get("cat") == "user_annotation" and str(event["name"]).startswith(_MARKER):
-            group, op = str(event["name"]).removeprefix(_MARKER).split("|")
+        if event.get("cat") == "user_annotation" and str(event["name"]).startswith(MARKER):
+            group, op = str(event["name"]).removeprefix(MARKER).split("|")
             callers.add(event.get("tid"))
             call = (float(event["ts"]), group, axes.axis(group, op))
             calls[None].append(call)
@@ -271,7 +276,8 @@ def _num_bytes(values: Iterable[Any]) -> int:
     )
 
 
-def _trace_events(trace: profile) -> list[dict[str, Any]]:
+def trace_events(trace: profile) -> list[dict[str, Any]]:
+    """What a profile has seen, as `traceEvents` of a Chrome trace."""
     with tempfile.TemporaryDirectory(prefix=scratch_prefix("communication")) as folder:
         path = Path(folder) / "trace.json"
         trace.export_chrome_trace(str(path))

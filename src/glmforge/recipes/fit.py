@@ -31,7 +31,7 @@ def check_fit(
 
     Raises `ConfigError` if the first phase cannot fit, unless it is to be tried by `force`.
     """
-    capacity = _capacity(launch, device)
+    capacity = capacity_at_hand(launch, device)
     for index, phase in enumerate(config.phases):
         missing = fits(select_phase(config, phase.name), layout, capacity).missing
         if missing is None:
@@ -59,7 +59,8 @@ def _machine(launch: LaunchEnvironment, device: torch.device) -> Machine | None:
     return None if known is None else Machine(known, find_network("ib400"), launch.local_world_size)
 
 
-def _capacity(launch: LaunchEnvironment, device: torch.device) -> Capacity:
+def capacity_at_hand(launch: LaunchEnvironment, device: torch.device) -> Capacity:
+    """The memory of this rank's GPU, or of its machine for all ranks there."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         return Capacity(total, f"{torch.cuda.get_device_name(device)} has")

@@ -86,7 +86,7 @@ def train(config: RunConfig, hooks: Sequence[Hook] = (), *, force: bool = False)
             recipe = open_recipe(config, world)
             for line in describe_changes(config.model, recipe.tokenizer) if world.is_main else ():
                 logger.info(line)
-            trainer, checkpoints = _build_trainer(_with_kernels(recipe.config, world), world, recipe, hooks)
+            trainer, checkpoints = _build_trainer(with_kernels(recipe.config, world), world, recipe, hooks)
             watch.trainer = trainer
             if begins:
                 _check_initial_adapters(config, checkpoints.base)
@@ -100,7 +100,7 @@ def open_recipe(config: RunConfig, world: World) -> Recipe:
     return recipe
 
 
-def _with_kernels(config: RunConfig, world: World) -> RunConfig:
+def with_kernels(config: RunConfig, world: World) -> RunConfig:
     """The run's configuration with a name in the place of every "auto" of `kernels`."""
     kernels = choose(config.kernels, world.device, DTYPES[config.precision.compute])
     if world.is_main:
