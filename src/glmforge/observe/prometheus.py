@@ -235,7 +235,7 @@ class Prometheus:
             if value is not None:
                 yield _family(f"glmforge_{name}", type_, text, (), {(): value})
         yield _family("glmforge_events_total", "counter", "events of the run", ("event",), dict(self._events))
-        facts = {(str(run.layout.world_size), self._version): 1.0}
+        facts: _Values = {(str(run.layout.world_size), self._version): 1.0}
         yield _family("glmforge_run_info", "gauge", "facts about the run", ("world_size", "version"), facts)
         if "nonfinite_steps_total" not in self._values:
             text = METRICS["nonfinite_steps_total"].meaning

@@ -43,7 +43,7 @@ class Tracking:
     """
 
     def __init__(self, settings: TrackingConfig, root: Path, name: str, config: Mapping[str, Any]) -> None:
-        self.name = settings.package
+        self.name: str = settings.package
         with needed_for(f"observe.tracking.package: {settings.package}"):
             self._package = import_module(settings.package)
         self._settings, self._root, self._run_name = settings, root, settings.name or name

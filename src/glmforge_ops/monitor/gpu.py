@@ -17,7 +17,7 @@ import pynvml
 from glmforge.errors import HostError
 
 if TYPE_CHECKING:
-    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.core import Metric
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class GpuExporter:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
 
-    def collect(self) -> "Iterator[GaugeMetricFamily]":
+    def collect(self) -> "Iterator[Metric]":
         """All series of all cards, as they are now."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
