@@ -29,13 +29,12 @@ def bundle(
 
         glmforge debug bundle runs/demo --output demo-debug.tar.gz
     """
-    from glmforge.cli.terminal import notes
     from glmforge.doctor.bundle import make_bundle
     from glmforge.files import escaped
     from glmforge.observe.units import format_bytes
 
     path, made = make_bundle(run, output)
     size = format_bytes(path.stat().st_size)
-    notes(f"{path}: {len(made.members)} files, {size}; {made.redactor.count} secrets removed")
+    typer.echo(f"{path}: {len(made.members)} files, {size}; {made.redactor.count} secrets removed")
     for name, why in made.left_out.items():
-        notes(escaped(f"left out {name}: {why}"))
+        typer.echo(escaped(f"left out {name}: {why}"), err=True)
