@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from glmforge.errors import GlmforgeError
-from glmforge.runtime.lease import Lease
+from glmforge.runtime.lease import newest_claim
+from glmforge.runtime.process import is_alive
 from glmforge.runtime.traces import ABOVE, lives, read_traces
 
 _LIMIT_S = 60
@@ -74,8 +75,8 @@ def _dump(program: str, pid: int, *, native: bool) -> str:
 
 
 def _elsewhere(run: Path) -> str:
-    found = Lease(run, "stacks").look().claim if (run / ".lock").is_dir() else None
-    if found is None or found.released:
+    found = newest_claim(run)
+    if found is None or found.released or is_alive(found.holder) is False:
         return "; it is not running"
     return f"; it is held by {found}: run 'glmforge control {run} stacks' there, as the same user, on each of its nodes"
 
