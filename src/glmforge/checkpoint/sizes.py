@@ -49,7 +49,8 @@ def sizes_by_kind(path: Path) -> list[KindSize]:
     expected = None if is_sharded_adapter(path) else _expected(path, meta, lite=is_lite(path))
     kinds = sorted({**actual, **(expected or {})}, key=lambda kind: -max(actual[kind], (expected or {}).get(kind, 0)))
     rows = [
-        KindSize(kind, None if expected is None or kind == "RNG" else expected.get(kind, 0), actual[kind]) for kind in kinds
+        KindSize(kind, None if expected is None or kind == "RNG" else expected.get(kind, 0), actual[kind])
+        for kind in kinds
     ]
     rows += [KindSize("state of the data source", None, of_source)] if of_source else []
     return [*rows, KindSize("containers, indexes, meta.json", None, beside)]

@@ -48,11 +48,14 @@ def _lines(found: "Finding") -> list[str]:
     elif found.cause == "update":
         lines = [f"step {found.step:,}: the optimizer's update made values that are not finite, replayed from {begin}"]
     elif found.tensors:
-        lines = [f"step {found.step:,}: {begin} already holds an {found.cause} that is not finite".replace("an w", "a w")]
+        lines = [
+            f"step {found.step:,}: {begin} already holds an {found.cause} that is not finite".replace("an w", "a w")
+        ]
     else:
         lines = [f"step {found.step:,}: first in the {found.cause} pass, replayed from {begin}"]
     lines += [
-        f"  {bad.name}{bad.element} is {bad.value}" + (f", and {bad.count - 1:,} more elements" if bad.count > 1 else "")
+        f"  {bad.name}{bad.element} is {bad.value}"
+        + (f", and {bad.count - 1:,} more elements" if bad.count > 1 else "")
         for bad in found.tensors[:20]
     ]
     lines += [f"  and {len(found.tensors) - 20:,} more tensors"] if len(found.tensors) > 20 else []

@@ -121,7 +121,7 @@ def collect(run: Path, bundle: Bundle) -> Bundle:
         bundle.add(name, lambda name=name: _structured(redactor, run / name))  # type: ignore[misc]
     for name in _RECORDS:
         bundle.records(f"{name}.jsonl", run / f"{name}.jsonl")
-    for path in _files_in(run / "logs", _LOG, bundle):
+    for path in _files_in(files.logs, _LOG, bundle):
         bundle.text(f"logs/{path.name}", path, lines=NUM_LINES)
     for path in _files_in(files.hangs, _HANG, bundle):
         bundle.text(f"hangs/{path.name}", path)
@@ -193,8 +193,7 @@ def _plan(config_file: Path) -> str:
 
 
 def _job_logs(bundle: Bundle) -> Iterator[Path]:
-    """The logs of the job's newest attempt, which the run's events name. They must be of a job that a user of this
-    machine's own has."""
+    """The logs of the newest attempt of the run's job, which its events name, if the job is this user's own."""
     for line in reversed(bundle.members.get("events.jsonl", b"").splitlines()):
         with suppress(ValueError, TypeError, GlmforgeError, OSError):
             named = json.loads(line).get("job_directory")

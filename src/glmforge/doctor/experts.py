@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from glmforge.checkpoint.find import find_checkpoint
+from glmforge.checkpoint.format.manifest import find_problems
 from glmforge.checkpoint.format.meta import read_meta
 from glmforge.checkpoint.format.read import StoredTensors
 from glmforge.checkpoint.format.store import list_checkpoints, step_of
-from glmforge.checkpoint.format.manifest import find_problems
 from glmforge.errors import GlmforgeError
 from glmforge.observe.record_files import read_jsonl
 
@@ -121,7 +121,10 @@ def _loads(run: Path | None, last_step: int | None) -> tuple[list[list[float]], 
     recent = [r for r in recent if [*map(len, r["expert_load"])] == [*map(len, recent[0]["expert_load"])]]
     if not recent:
         return [], []
-    shares = [torch.tensor([r["expert_load"][router] for r in recent], dtype=torch.float64).mean(0) for router in range(len(recent[0]["expert_load"]))]
+    shares = [
+        torch.tensor([r["expert_load"][router] for r in recent], dtype=torch.float64).mean(0)
+        for router in range(len(recent[0]["expert_load"]))
+    ]
     return [(share_E * len(share_E)).tolist() for share_E in shares], sorted(r["step"] for r in recent)
 
 
@@ -145,7 +148,9 @@ def _similar(stored: StoredTensors, prefix: str, most: int = 5) -> list[tuple[in
     cosines_EE = (products_EE / norms_E / norms_E[:, None]).triu(1).fill_diagonal_(-1)
     cosines_EE[torch.ones_like(cosines_EE, dtype=torch.bool).tril()] = -1
     values, places = cosines_EE.flatten().topk(min(most, cosines_EE.numel()))
-    pairs = [(int(p) // len(norms_E), int(p) % len(norms_E), round(float(v), 4)) for v, p in zip(values, places, strict=True)]
+    pairs = [
+        (int(p) // len(norms_E), int(p) % len(norms_E), round(float(v), 4)) for v, p in zip(values, places, strict=True)
+    ]
     return pairs[:1] + [pair for pair in pairs[1:] if pair[2] >= SIMILAR]
 
 

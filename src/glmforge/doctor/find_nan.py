@@ -188,7 +188,9 @@ def _for_one_process(config: RunConfig, scratch: Path) -> RunConfig:
         check_fit(config, layout_at_hand(config, launch, device), launch, device, force=False)
     except ConfigError as error:
         reason = str(error).removesuffix("; pass --force to start anyway")
-        raise FindNanError(f"{config.name}: the replay takes one process, which must hold the whole model: {reason}") from None
+        raise FindNanError(
+            f"{config.name}: the replay takes one process, which must hold the whole model: {reason}"
+        ) from None
     return config
 
 

@@ -114,10 +114,13 @@ class NonFiniteTrace(TorchDispatchMode):
     def _note(self, operation: str, result: Tensor) -> None:
         node = torch._C._current_autograd_node()
         if node is None:
-            module, line = self._stack[-1] if self._stack else "", _line(traceback.format_list(traceback.extract_stack()))
+            module, line = (
+                self._stack[-1] if self._stack else "",
+                _line(traceback.format_list(traceback.extract_stack())),
+            )
         else:
             place = bisect.bisect_right(self._sequence, node._sequence_nr()) - 1
-            module = self._within[place] if 0 <= place else ""
+            module = self._within[place] if place >= 0 else ""
             line, operation = _line(node.metadata.get("traceback_", [])), f"{node.name()} ({operation})"
         self._made.append(Origin(module, operation, node is not None, line, self._micro_batch, self._token_of(result)))
 

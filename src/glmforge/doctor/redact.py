@@ -31,12 +31,17 @@ def _named(names: str, bare: str) -> re.Pattern[str]:
 
 
 _BY_NAME = (_named(_STRONG, r"[^\n,;&\"'}\]]+"), _named(_WEAK, r"(?:bearer |basic |token )?[^\s,;&\"'}\])]+"))
-_PRIVATE_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----|\Z)", re.DOTALL)
+_PRIVATE_KEY = re.compile(
+    r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----|\Z)", re.DOTALL
+)
 _END_OF_KEY = re.compile(r"\A(?:(?!-----BEGIN).)*?-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----", re.DOTALL)
 _FORMS = (
     (re.compile(r"(\b[a-z][a-z0-9+.-]{0,20}://)[^\s/\"'<>]+@", re.IGNORECASE), rf"\1{HIDDEN}@"),
     (re.compile(r"\b(?:AKIA|ASIA|AGPA|AIDA|AROA|ANPA)[A-Z0-9]{16}\b"), HIDDEN),
-    (re.compile(r"\b(?:hf|api_org|gh[pousr]|github_pat|glpat|npm|pypi|dop_v1|wandb_v1|shpat|nvapi)[_-][\w-]{16,}"), HIDDEN),
+    (
+        re.compile(r"\b(?:hf|api_org|gh[pousr]|github_pat|glpat|npm|pypi|dop_v1|wandb_v1|shpat|nvapi)[_-][\w-]{16,}"),
+        HIDDEN,
+    ),
     (re.compile(r"\b(?:sk|rk|pk)[-_][\w-]{16,}"), HIDDEN),
     (re.compile(r"\bxox[a-z]-[\w-]{10,}|\bAIza[\w-]{30,}|\bya29\.[\w.-]{10,}|\bSG\.[\w-]{10,}\.[\w-]{10,}"), HIDDEN),
     (re.compile(r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?"), HIDDEN),
@@ -77,22 +82,29 @@ class Redactor:
             text = self._replace(pattern, by, text)
         return text
 
-    def record(self, value: Any, *, hide: bool = False) -> Any:
-        """JSON's or YAML's types, the same way; all values of a mapping `env`, and all below a secret name."""
+    def record(self, value: Any, *, under: str = "") -> Any:
+        """JSON's or YAML's types, the same way. What stands below a secret name goes, all values of a mapping `env` too;
+        numbers and booleans stay unless the name is of a password or the like. `under`: which of both it is."""
         if isinstance(value, Mapping):
-            return {self.text(str(key)): self.record(one, hide=hide or self._hides(str(key), one)) for key, one in value.items()}
+            return {
+                self.text(str(key)): self.record(one, under=under or self._kind(str(key))) for key, one in value.items()
+            }
         if isinstance(value, list | tuple):
-            return [self.record(one, hide=hide) for one in value]
-        if hide and value is not None and not isinstance(value, bool):
+            return [self.record(one, under=under) for one in value]
+        stays = (
+            value in (None, "", HIDDEN)
+            or isinstance(value, bool)
+            or (under == "weak" and _NUMBER.fullmatch(str(value)))
+        )
+        if under and not stays:
             self.count += 1
             return HIDDEN
         return self.text(value) if isinstance(value, str) else value
 
-    def _hides(self, key: str, value: Any) -> bool:
+    def _kind(self, key: str) -> str:
         if _STRONG_NAME.search(key) or key.lower() in _ENVIRONMENTS:
-            return value not in (None, "")
-        is_named = _WEAK_NAME.search(key) or (key.isupper() and is_secret(key))
-        return bool(is_named) and not isinstance(value, int | float) and not _NUMBER.fullmatch(str(value))
+            return "strong"
+        return "weak" if _WEAK_NAME.search(key) or (key.isupper() and is_secret(key)) else ""
 
     def _replace(self, pattern: re.Pattern[str], by: str, text: str) -> str:
         text, found = pattern.subn(by, text)

@@ -46,7 +46,9 @@ def config_in(data: TinyData, directory: Path, **sections: Any) -> RunConfig:
     )
 
 
-def broken_run(data: TinyData, directory: Path, change: Callable[[dict[str, torch.Tensor]], None], **sections: Any) -> Path:
+def broken_run(
+    data: TinyData, directory: Path, change: Callable[[dict[str, torch.Tensor]], None], **sections: Any
+) -> Path:
     with pytest.raises(DivergedError):
         train(config_in(data, directory, **sections), [Plants(change)])
     for path in (directory / "checkpoints").iterdir():

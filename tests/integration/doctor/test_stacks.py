@@ -62,7 +62,9 @@ def test_without_py_spy(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_permission(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "py-spy"
-    program.write_text("#!/bin/sh\necho 'Error: Permission Denied: Try running again with elevated permissions' >&2\nexit 1\n")
+    program.write_text(
+        "#!/bin/sh\necho 'Error: Permission Denied: Try running again with elevated permissions' >&2\nexit 1\n"
+    )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(StacksError, match=r"kernel\.yama\.ptrace_scope=0") as caught:

@@ -15,7 +15,10 @@ from glmforge.doctor.bundle import BundleError, make_bundle
 from glmforge.doctor.redact import Redactor
 
 LETTERS = string.ascii_letters + string.digits
-GIT, SHA256 = "b2540b71c0ffee00112233445566778899aabbcc", "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+GIT, SHA256 = (
+    "b2540b71c0ffee00112233445566778899aabbcc",
+    "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+)
 
 
 def secrets_and_texts(seed: int = 0) -> list[tuple[str, str]]:
@@ -99,6 +102,7 @@ def write_run(root: Path, plants: list[tuple[str, str]]) -> list[str]:
                 "lr": 3e-4,
                 "num_key_value_heads": 8,
                 "max_new_tokens": 64,
+                "end_token_ids": [1, 2],
             }
         )
     )
@@ -137,6 +141,7 @@ def test_what_is_no_secret_stays(tmp_path: Path) -> None:
     found = unpacked(make_bundle(tmp_path / "run", tmp_path / "b.tar.gz")[0])
     config = yaml.safe_load(found["config.yaml"])
     assert (config["lr"], config["num_key_value_heads"], config["max_new_tokens"]) == (3e-4, 8, 64)
+    assert config["end_token_ids"] == [1, 2]
     assert json.loads(found["run.json"])["git_revision"] == GIT
     assert json.loads(found["metrics.jsonl"]) == {"step": 7, "loss": 2.5, "tokens": 4096, "digest": SHA256}
     assert found["logs/rank-00000.log"].splitlines() == [f"line {n}" for n in range(2000, 3000)]
