@@ -106,7 +106,7 @@ class DebugConfig(Strict):
 
 
 class LogsConfig(Strict):
-    """Log messages in files of the run, one per rank: `<run>/logs/rank-00000.log`, and the ones before as `.log.1` ..."""
+    """Log messages in files of the run, one per rank: `<run>/logs/rank-00000.log`; older ones are `.log.1` ..."""
 
     level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least severe messages written; observe.debug.log_level limits the messages made"

@@ -9,8 +9,9 @@
     checkpoints.json   of each its position, size, and what is wrong with it; manifests of the newest
     plan.txt           what the run's layout needs
 
-A run's directory is not trusted: only regular files under known names are opened, never through a link and never waiting,
-a bounded part of each is read, and all of it goes through `Redactor`. Whatever cannot be read is listed, not an error.
+A run's directory is not trusted: only regular files under known names are opened, never through a link and never
+waiting, a bounded part of each is read, and all of it goes through `Redactor`. Whatever cannot be read is listed, not
+an error.
 """
 
 import io

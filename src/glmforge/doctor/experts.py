@@ -1,8 +1,8 @@
 """How the experts of a run or checkpoint are doing: usage, dead ones, similar ones, and where their biases move.
 
-Usage comes from the run's records (`expert_load`, the mean of the last ones); biases and weights from a checkpoint, read
-layer by layer. Two experts whose weights point the same way (cosine near 1) do the same work twice: upcycled experts that
-never parted, or collapse. A bias that runs away shows a router that its bias cannot level.
+Usage comes from the run's records (`expert_load`, the mean of the last ones); biases and weights from a checkpoint,
+read layer by layer. Two experts whose weights point the same way (cosine near 1) do the same work twice: upcycled
+experts that never parted, or collapse. A bias that runs away shows a router that its bias cannot level.
 
 Shapes: E experts, N numbers of an expert.
 """
@@ -115,17 +115,26 @@ def _loads(run: Path | None, last_step: int | None) -> tuple[list[list[float]], 
     """Load over the mean load, by router and expert, and the steps that it is the mean of."""
     if run is None or not (run / "metrics.jsonl").is_file():
         return [], []
-    records = [r for r in read_jsonl(run / "metrics.jsonl") if isinstance(r.get("expert_load"), list)]
+    records = [r for r in read_jsonl(run / "metrics.jsonl") if _is_load(r.get("expert_load")) and _is_step(r.get("step"))]
     records = [r for r in records if last_step is None or r["step"] <= last_step]
     recent = list(islice(reversed(records), _RECORDS))
     recent = [r for r in recent if [*map(len, r["expert_load"])] == [*map(len, recent[0]["expert_load"])]]
     if not recent:
         return [], []
-    shares = [
-        torch.tensor([r["expert_load"][router] for r in recent], dtype=torch.float64).mean(0)
-        for router in range(len(recent[0]["expert_load"]))
-    ]
+    by_router = zip(*(r["expert_load"] for r in recent), strict=True)
+    shares = [torch.tensor(of_steps, dtype=torch.float64).mean(0) for of_steps in by_router]
     return [(share_E * len(share_E)).tolist() for share_E in shares], sorted(r["step"] for r in recent)
+
+
+def _is_load(value: object) -> bool:
+    """Lists of one number per expert, of which there are any."""
+    return isinstance(value, list) and all(
+        isinstance(row, list) and row and all(isinstance(share, int | float) for share in row) for row in value
+    )
+
+
+def _is_step(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _of_load(layer: int, load_E: list[float]) -> LayerExperts:

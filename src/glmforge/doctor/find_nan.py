@@ -1,9 +1,10 @@
 """Where a loss or gradient that is not finite came from: the run's steps taken again, from the checkpoint before.
 
-First the checkpoint itself: a weight, a router's bias or an optimizer moment that is not finite in it is the answer. Else
-its steps are replayed in one process, whatever the layout was, with the weights and moments looked at after each. A step
-that is not finite changes nothing, so it can be taken once more, watched operation by operation (`nan_trace`), and its
-rows one by one. Nothing is written into the run: checkpoints are linked into a directory that is removed at the end.
+First the checkpoint itself: a weight, a router's bias or an optimizer moment that is not finite in it is the answer.
+Else its steps are replayed in one process, whatever the layout was, with the weights and moments looked at after
+each. A step that is not finite changes nothing, so it can be taken once more, watched operation by operation
+(`nan_trace`), and its rows one by one. Nothing is written into the run: checkpoints are linked into a directory that
+is removed at the end.
 
 The replay is bit-equal on the run's own layout of one rank; on other layouts it is equal up to rounding, and expert
 capacities (`capacity_factor`) count other tokens.
@@ -208,8 +209,8 @@ def _replay(config: RunConfig, step: int, start: Path | None, advance: Advance) 
             if bad := bad_tensors(trainer.backend.state_tensors()):
                 return Finding("update", before + 1, where, bad, notes=["loss and gradient of the step are finite"])
     notes = [
-        f"{trainer.state.step - (0 if start is None else step_of(start)):,} steps were replayed and all is finite: other "
-        "hardware or layout than the run's, or a value that was damaged in its memory"
+        f"{trainer.state.step - (0 if start is None else step_of(start)):,} steps were replayed and all is finite: the "
+        "run had other hardware or another layout, or a value was damaged in its memory"
     ]
     return Finding("nothing", step, where, notes=notes)
 

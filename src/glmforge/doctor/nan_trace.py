@@ -1,10 +1,10 @@
 """Which operation of a forward and backward pass made the first value that is not finite.
 
-Every operation that torch dispatches is looked at, forward and backward: one with a non-finite result of finite tensors is
-where it began. (`detect_anomaly` sees NaN alone, in the backward pass alone; from it comes which line of the forward an
-operation of the backward pass belongs to.) What a kernel outside torch writes is seen at the next operation that reads it,
-as not finite already. Infinities that were written on purpose, as into a mask, come from an infinite scalar, or are not in
-what a module returns.
+Every operation that torch dispatches is looked at, forward and backward: one with a non-finite result of finite
+tensors is where it began. (`detect_anomaly` sees NaN alone, in the backward pass alone; from it comes which line of
+the forward an operation of the backward pass belongs to.) What a kernel outside torch writes is seen at the next
+operation that reads it, as not finite already. Infinities that were written on purpose, as into a mask, come from an
+infinite scalar, or are not in what a module returns.
 
 Shapes: B rows of S tokens of a micro-batch; what modules pass on is [B, S, ...] or [B * S, ...].
 """

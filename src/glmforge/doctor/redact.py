@@ -1,9 +1,9 @@
 """Text and records without their secrets: what may leave the machine of a run.
 
-Three nets, since each has holes. Names: what stands under `password`, `HF_TOKEN`, `Authorization` goes. Forms: tokens that
-their issuers gave a form (AWS, Hugging Face, GitHub, ...), private keys, URLs with credentials. Values: whatever this
-process's own secret variables hold, wherever it stands. A secret of no form under no name cannot be told from a word.
-Hashes in hex, numbers and `tokens` of text stay.
+Three nets, since each has holes. Names: what stands under `password`, `HF_TOKEN`, `Authorization` goes. Forms: tokens
+that their issuers gave a form (AWS, Hugging Face, GitHub, ...), private keys, URLs with credentials. Values: whatever
+this process's own secret variables hold, wherever it stands. A secret of no form under no name cannot be told from a
+word. Hashes in hex, numbers and `tokens` of text stay.
 """
 
 import os
@@ -83,8 +83,8 @@ class Redactor:
         return text
 
     def record(self, value: Any, *, under: str = "") -> Any:
-        """JSON's or YAML's types, the same way. What stands below a secret name goes, all values of a mapping `env` too;
-        numbers and booleans stay unless the name is of a password or the like. `under`: which of both it is."""
+        """JSON's or YAML's types, the same way. What stands below a secret name goes, and all values of a mapping
+        `env`; numbers and booleans stay unless the name is of a password or the like. `under`: which of both it is."""
         if isinstance(value, Mapping):
             return {
                 self.text(str(key)): self.record(one, under=under or self._kind(str(key))) for key, one in value.items()

@@ -1,4 +1,4 @@
-"""What every rank of a live run on this machine is doing, by py-spy, which needs nothing of the process that it looks at.
+"""What every rank of a live run on this machine is doing, by py-spy, which needs nothing of those processes.
 
 Ranks leave a note on their machine while they live (`glmforge.runtime.traces`): process id, when it began, and the run.
 A run that was started on other machines has its notes there; who holds its directory says on which.

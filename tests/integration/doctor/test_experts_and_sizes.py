@@ -19,7 +19,7 @@ PREFIX = "model.model.layers.2.mlp."
 
 
 class Twins(Hook):
-    """Gives expert 3 of a layer expert 1's weights and a low bias, so that no token goes there, after the last step but one."""
+    """Gives expert 3 of a layer expert 1's weights, and a bias so low that no token goes there."""
 
     name = "twins"
 

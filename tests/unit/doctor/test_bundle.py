@@ -1,4 +1,4 @@
-"""A bundle of a run: 100 planted secrets are gone, what explains the run is there, and a hostile directory does no harm."""
+"""A bundle of a run: 100 planted secrets are gone, what explains it is there, a hostile directory does no harm."""
 
 import base64
 import json
