@@ -39,6 +39,9 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "evaluate needles": ("{run} --length 200 --depth 0 --num-examples 1", None),
     "report": ("{run}", "observe"),
     "control": ("{run} save", None),
+    "experts": ("{run}", None),
+    "find-nan": ("{run}", None),
+    "debug bundle": ("{run} --output {out}/debug.tar.gz", None),
     "data run": ("{out}/pipeline.yaml", "data"),
     "data extract": ("{text} --out {out}/extract", "data"),
     "data clean": ("{text} --out {out}/clean", "data"),
@@ -119,6 +122,7 @@ ELSEWHERE = {
 }
 REFUSES = {
     "control": "the run has ended",
+    "find-nan": "no step is recorded whose loss or gradient is not finite",
     "adapter show": "has no adapters",
     "adapter merge": "has no adapters",
     "adapter convert": "is not a Hugging Face directory",

@@ -61,5 +61,6 @@ def _lines(found: "Finding") -> list[str]:
     lines += [f"  and {len(found.tensors) - 20:,} more tensors"] if len(found.tensors) > 20 else []
     named = {"layer": found.module, "operation": found.operation, "line": found.line}
     lines += [f"  {name}: {value}" for name, value in named.items() if value]
-    lines += [f"  sample: {json.dumps(sample)}" for sample in found.samples]
+    lines += [f"  sample: {json.dumps(sample)}" for sample in found.samples[:8]]
+    lines += [f"  and {len(found.samples) - 8:,} more samples"] if len(found.samples) > 8 else []
     return [escaped(line) for line in [*lines, *(f"  note: {note}" for note in found.notes)]]
