@@ -2,10 +2,13 @@
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
+
+if TYPE_CHECKING:
+    from glmforge.observe.control import Name
 
 
 class _Name(StrEnum):
@@ -56,7 +59,7 @@ def control(
     if steps != 1 and command != "profile":
         raise typer.BadParameter("only 'profile' takes a number of steps", param_hint="--steps")
     answered = num_answers(run)
-    send_command(run, Command(command.value, steps))
+    send_command(run, Command(cast("Name", command.value), steps))
     what = _WHAT_HAPPENS[command].format(steps=steps, profile=RunDirectory(run).profile)
     console = Console(stderr=True, soft_wrap=True)
     console.print(f"{run}: the run {what}", highlight=False)

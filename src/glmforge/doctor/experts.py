@@ -115,7 +115,9 @@ def _loads(run: Path | None, last_step: int | None) -> tuple[list[list[float]], 
     """Load over the mean load, by router and expert, and the steps that it is the mean of."""
     if run is None or not (run / "metrics.jsonl").is_file():
         return [], []
-    records = [r for r in read_jsonl(run / "metrics.jsonl") if _is_load(r.get("expert_load")) and _is_step(r.get("step"))]
+    records = [
+        r for r in read_jsonl(run / "metrics.jsonl") if _is_load(r.get("expert_load")) and _is_step(r.get("step"))
+    ]
     records = [r for r in records if last_step is None or r["step"] <= last_step]
     recent = list(islice(reversed(records), _RECORDS))
     recent = [r for r in recent if [*map(len, r["expert_load"])] == [*map(len, recent[0]["expert_load"])]]

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -121,7 +121,10 @@ class NonFiniteTrace(TorchDispatchMode):
         else:
             place = bisect.bisect_right(self._sequence, node._sequence_nr()) - 1
             module = self._within[place] if place >= 0 else ""
-            line, operation = _line(node.metadata.get("traceback_", [])), f"{node.name()} ({operation})"
+            line, operation = (
+                _line(cast("dict[str, Any]", node.metadata).get("traceback_", [])),
+                f"{node.name()} ({operation})",
+            )
         self._made.append(Origin(module, operation, node is not None, line, self._micro_batch, self._token_of(result)))
 
     def _enter(self, module: nn.Module, given: object) -> None:

@@ -66,7 +66,7 @@ class _RankFile(RotatingFileHandler):
 
 
 class _Text(logging.Formatter):
-    converter = time.gmtime
+    converter = staticmethod(time.gmtime)
 
     def __init__(self, rank: int) -> None:
         super().__init__(
@@ -75,7 +75,7 @@ class _Text(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    converter = time.gmtime
+    converter = staticmethod(time.gmtime)
 
     def __init__(self, rank: int) -> None:
         super().__init__(datefmt="%Y-%m-%dT%H:%M:%S")
