@@ -42,6 +42,9 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "profile train": ("{run}.yaml --steps 1", None),
     "profile memory": ("{run}.yaml", None),
     "profile data": ("{run}.yaml --workers 0 --seconds 0.1", None),
+    "experts": ("{run}", None),
+    "find-nan": ("{run}", None),
+    "debug bundle": ("{run} --output {out}/debug.tar.gz", None),
     "data run": ("{out}/pipeline.yaml", "data"),
     "data extract": ("{text} --out {out}/extract", "data"),
     "data clean": ("{text} --out {out}/clean", "data"),
@@ -130,6 +133,7 @@ ELSEWHERE = {
 }
 REFUSES = {
     "control": "the run has ended",
+    "find-nan": "no step is recorded whose loss or gradient is not finite",
     "adapter show": "has no adapters",
     "adapter merge": "has no adapters",
     "adapter convert": "is not a Hugging Face directory",

@@ -27,8 +27,11 @@ from glmforge.cli import (
     checkpoint,
     configs,
     control,
+    debug,
     demo,
+    experts,
     export,
+    find_nan,
     fisher,
     generate,
     init,
@@ -127,6 +130,9 @@ app.add_typer(profile.app, name="profile")
 app.command("fisher")(fisher.fisher)
 app.command("report")(report.report)
 app.command("control")(control.control)
+app.command("experts")(experts.experts)
+app.command("find-nan")(find_nan.find_nan)
+app.add_typer(debug.app, name="debug")
 app.command("health")(_ops.health)
 app.command("supervise", hidden=True)(_ops.supervise)
 app.add_typer(evaluate, name="evaluate")

@@ -21,6 +21,7 @@ from glmforge.cli.checkpoint_contents import (
     show_checkpoint,
     show_local,
     show_run,
+    show_sizes,
 )
 from glmforge.cli.interruptible import interruptible
 from glmforge.cli.tables import print_table, table
@@ -46,7 +47,12 @@ class Position(StrEnum):
 
 
 @app.command()
-def show(path: _PathArgument) -> None:
+def show(
+    path: _PathArgument,
+    sizes: Annotated[
+        bool, typer.Option("--sizes", help="Bytes by kind (weights, moments, biases, RNG): expected and actual.")
+    ] = False,
+) -> None:
     """Show what a checkpoint holds, or which checkpoints a run has and whether they are whole.
 
     Sizes of files are compared with the manifest; 'verify' also reads the contents. It exits with 1 for a checkpoint
@@ -55,8 +61,13 @@ def show(path: _PathArgument) -> None:
     Example:
 
         glmforge checkpoint show runs/demo
+
+        glmforge checkpoint show runs/demo --sizes
     """
-    if local_steps(path):
+    if sizes:
+        if not show_sizes(path):
+            raise typer.Exit(1)
+    elif local_steps(path):
         show_local(path)
     elif is_checkpoint(path):
         if not show_checkpoint(path):

@@ -155,6 +155,25 @@ def show_checkpoint(path: Path) -> bool:
     return not problems
 
 
+def show_sizes(path: Path) -> bool:
+    """Bytes by kind of a checkpoint, or of a run's newest; whether all are as expected."""
+    from glmforge.checkpoint.find import find_checkpoint
+    from glmforge.checkpoint.sizes import sizes_by_kind
+    from glmforge.observe.units import format_bytes
+
+    checkpoint = path if is_checkpoint(path) else find_checkpoint(path)
+    kinds = sizes_by_kind(checkpoint)
+    rows = table("kind", "expected", "actual", "share", "", in_words=("kind",))
+    total = sum(kind.actual for kind in kinds)
+    for kind in kinds:
+        expected = "-" if kind.expected is None else format_bytes(kind.expected)
+        note = f"[red]differs by {kind.actual - (kind.expected or 0):+,} bytes[/]" if kind.differs else ""
+        rows.add_row(kind.kind, expected, format_bytes(kind.actual), f"{kind.actual / max(total, 1):.1%}", note)
+    rows.add_row("all files of the manifest", "", format_bytes(total), "", "")
+    print_table(f"{checkpoint}", rows, Console(soft_wrap=True))
+    return not any(kind.differs for kind in kinds)
+
+
 def _facts(meta: "CheckpointMeta") -> list[tuple[str, str]]:
     samples = ", ".join(f"{phase} {count:,}" for phase, count in meta.samples_consumed.items())
     model = meta.config.get("model")

@@ -142,6 +142,18 @@ class DebugConfig(Strict):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
 
+class LogsConfig(Strict):
+    """Log messages in files of the run, one per rank: `<run>/logs/rank-00000.log`; older ones are `.log.1` ..."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="least severe messages written; observe.debug.log_level limits the messages made"
+    )
+    per_rank_files: bool = Field(default=True, description="false: only rank 0 writes a file")
+    format: Literal["text", "json"] = Field(default="text", description="json: one object per line")
+    max_bytes: int = Field(default=16 << 20, ge=4096, description="size at which a file is rotated")
+    keep: NonNegativeInt = Field(default=2, description="older files kept per rank")
+
+
 class ObserveConfig(Strict):
     """What a run reports and how often. Steps are optimizer steps."""
 
@@ -190,6 +202,7 @@ class ObserveConfig(Strict):
     prometheus: PrometheusConfig | None = Field(default=None, description="None: no exporter")
     tracking: TrackingConfig | None = Field(default=None, description="None: no experiment tracker")
     debug: DebugConfig = DebugConfig()
+    logs: LogsConfig | None = Field(default=None, description="None: log messages go to stderr only")
 
     @model_validator(mode="after")
     def _check_subset(self) -> Self:

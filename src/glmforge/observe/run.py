@@ -18,6 +18,7 @@
     reference.npz      of a run of stage dpo: what the model it began with said of each answer
     control            a command to the live run, until it is taken
     hangs/             what each rank was doing when the run hung
+    logs/              log messages of each rank, with observe.logs
     profile/           step-*, traces of steps that were profiled
     tracking.json      the run of an experiment tracker that this one is (observe.tracking); wandb/, its files
     exporter/          rank-*, where Prometheus finds the processes of a live run (observe.prometheus)
@@ -137,6 +138,10 @@ class RunDirectory:
     @property
     def hangs(self) -> Path:
         return self.root / "hangs"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
 
     @property
     def alive(self) -> Path:

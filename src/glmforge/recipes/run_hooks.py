@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from glmforge.config.observe import ObserveConfig
 from glmforge.config.schema import RunConfig
 from glmforge.observe.job import job_of_this_process
+from glmforge.observe.run import RunDirectory
 from glmforge.training import hooks
 from glmforge.training.profiling import Profiling
 from glmforge.training.trainer import Hook
@@ -14,6 +15,8 @@ def run_hooks(config: RunConfig) -> Iterator[Hook]:
     """The hooks that `config` asks for but those that evaluate, which a recipe brings, and the one that saves."""
     root, observe, faults, profiling = config.output_dir, config.observe, config.fault_tolerance, Profiling()
     yield hooks.RunLockHook(root)
+    if observe.logs is not None:
+        yield hooks.LogsHook(RunDirectory(root), observe.logs)
     yield hooks.LauncherHook()
     yield hooks.WatchdogHook(root, faults.hang_timeout_s)
     yield from _measurements(observe, profiling)

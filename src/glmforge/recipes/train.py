@@ -43,7 +43,7 @@ from glmforge.recipes.run_places import run_places
 from glmforge.recipes.same_run import what_must_agree
 from glmforge.runtime.cores import busy_cores, usable_cores, warn_if_crowded
 from glmforge.runtime.launch import LaunchEnvironment
-from glmforge.training.hooks import CheckpointHook, prepare_environment
+from glmforge.training.hooks import CheckpointHook, ElasticHook, prepare_environment
 from glmforge.training.nodes import check_nodes
 from glmforge.training.out_of_memory import explaining_out_of_memory
 from glmforge.training.skipped import recall_skipped
@@ -195,6 +195,28 @@ def _tell_adapters(model: ModelConfig, lora: LoraConfig, file: Path) -> None:
         for row in trained
     ]
     write_text(file, json.dumps({"scaling": lora.scaling, "trained": rows}, indent=1))
+
+
+def replay_trainer(config: RunConfig, world: World, step: int | None) -> Trainer:
+    """A trainer where the run stood after `step`, or at its beginning: for diagnosis, that steps it once more.
+
+    It has none of the run's hooks, but for what changes gradients, and no sinks. Checkpoints are looked for below
+    `config.output_dir`, as a run's are. Collective.
+    """
+    recipe = open_recipe(config, world)
+    config = _with_kernels(recipe.config, world)
+    backend = recipe.backend(config, world)
+    checkpoints = CheckpointHook(config, recipe.fingerprint, recipe.tokenizer.fingerprint, _base_of(config))
+    ewc = config.regularization.ewc
+    hooks = [ElasticHook(ewc)] if ewc is not None else []
+    trainer = Trainer(config, backend, recipe.source(config, backend), hooks)
+    if config.lora is not None or step is None:
+        _load_initial_weights(trainer, checkpoints)
+    if step is not None:
+        checkpoints.resume(trainer, step=step)
+    elif config.lora is not None:
+        begin_adapters(trainer.backend, config.model, config.lora, checkpoints.base)
+    return trainer
 
 
 def measure_step_seconds(config: RunConfig, num_steps: int = 6, *, max_seconds: float | None = None) -> float:

@@ -11,6 +11,7 @@ from glmforge.training.hooks.elastic import ElasticHook
 from glmforge.training.hooks.evaluation import EvaluationHook
 from glmforge.training.hooks.job import JobHook
 from glmforge.training.hooks.launcher import LauncherHook
+from glmforge.training.hooks.logs import LogsHook
 from glmforge.training.hooks.metrics import MetricsHook
 from glmforge.training.hooks.needles import NeedlesHook
 from glmforge.training.hooks.preemption import PreemptionHook
@@ -36,6 +37,7 @@ __all__ = [
     "EvaluationHook",
     "JobHook",
     "LauncherHook",
+    "LogsHook",
     "MetricsHook",
     "NeedlesHook",
     "PreemptionHook",
