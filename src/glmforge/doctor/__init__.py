@@ -1,0 +1,1 @@
+"""Diagnosis: reads what all others leave behind."""
