@@ -39,6 +39,7 @@ from glmforge.cli import (
     rl,
     serve,
     train,
+    watch,
 )
 from glmforge.cli.data import app as data
 from glmforge.cli.evaluate.app import app as evaluate
@@ -126,6 +127,8 @@ app.command("quantize")(quantize.quantize)
 app.add_typer(profile.app, name="profile")
 app.command("fisher")(fisher.fisher)
 app.command("report")(report.report)
+app.command("watch")(watch.watch)
+app.command("runs")(watch.runs)
 app.command("control")(control.control)
 app.command("health")(_ops.health)
 app.command("supervise", hidden=True)(_ops.supervise)
