@@ -138,6 +138,96 @@ def runs(
     typer.echo(f"{len(rows):,} of {len(found):,} runs")
 
 
+def compare(
+    directories: Annotated[list[Path], typer.Argument(metavar="RUN RUN...", help="Run directories, 2 to 16.")],
+    output: Annotated[Path | None, typer.Option(help="Write a page (.html) with curves.", show_default=False)] = None,
+) -> None:
+    """Compare runs: final numbers, each with its difference to the first run's, and settings that differ.
+
+    The page has their curves on shared axes, over steps, tokens and training time, for runs of different length too.
+
+    Examples:
+
+        glmforge compare runs/base runs/lower_lr
+
+        glmforge compare runs/lr-* --output compare.html
+    """
+    from rich.console import Console
+    from rich.markup import escape
+
+    from glmforge.cli.tables import print_table, table
+    from glmforge.doctor.compare import differences, figures, read_runs, scores
+    from glmforge.report.comparison_page import Curves, write_comparison
+    from glmforge.report.page import Column as PageColumn
+    from glmforge.report.page import Summary, Tile, make_table
+
+    found = read_runs(directories)
+    names = [run.name for run in found]
+    numbers = [[run.name, *cells] for run, *cells in zip(found, *(one.cells() for one in figures(found)), strict=True)]
+    labels = [one.label for one in figures(found)]
+    changes = differences(found)
+    console = Console()
+    rows = table("figure", *names)
+    for label, *cells in zip(labels, *(row[1:] for row in numbers), strict=True):
+        rows.add_row(label, *map(escape, cells))
+    print_table("", rows, console)
+    if changes:
+        settings = table("setting", *names, in_words=names)
+        for key, values in changes:
+            settings.add_row(escape(key), *map(escape, values))
+        print_table("Settings, versions and machines that differ", settings, console)
+    if output is not None:
+        tables = [
+            make_table("Final numbers", ["Run", *labels], numbers, note="With the difference to the first run."),
+            make_table(
+                "What differs",
+                [PageColumn("Setting"), *map(PageColumn, names)],
+                [[key, *values] for key, values in changes],
+                note="Configuration with its defaults, versions, code and machine; all else is the same.",
+            ),
+        ]
+        measured = ("bits_per_byte", "held_out_pair_accuracy", "benchmark_score")
+        curves = [
+            Curves(run.name, run.log.metrics, {name: each for name in measured if (each := scores(run.log, name))})
+            for run in found
+        ]
+        tiles = [Tile("Runs", str(len(found))), Tile("Settings that differ", str(len(changes)))]
+        summary = Summary(f"{len(found)} runs", f"{names[0]} is what the others are compared with", tiles, tables)
+        typer.echo(f"{write_comparison(summary, curves, output)}")
+
+
+def timeline(
+    run: Annotated[str, typer.Argument(metavar="RUN|JOB", help="A run's directory, or the name of a job.")],
+    output: Annotated[
+        Path | None, typer.Option(help="A page (.html), or a trace (.json) for ui.perfetto.dev.", show_default=False)
+    ] = None,
+    jobs_dir: _DirOption = None,
+) -> None:
+    """Draw what a run's processes did and when: starts, training, rollouts, evaluations, saves, waiting, hangs, lost time.
+
+    Without --output it prints what the time adds up to. Of a run that belongs to a job also each rank's process.
+
+    Examples:
+
+        glmforge timeline runs/demo --output timeline.html
+
+        glmforge timeline air --output timeline.json
+    """
+    from glmforge.observe.units import format_duration
+    from glmforge.report.timeline import TRAINING, timeline_of
+    from glmforge.report.timeline_page import sums, write_timeline
+
+    root, _ = _run_or_job(run, jobs_dir)
+    found = timeline_of(root)
+    if output is not None:
+        typer.echo(f"{write_timeline(found, output)}")
+        return
+    by_kind = sums(bar for bar in found.bars if bar.lane == TRAINING)
+    width, total = max(map(len, by_kind), default=0), sum(by_kind.values()) or 1.0
+    for kind, seconds in by_kind.items():
+        typer.echo(f"{kind:{width}}  {format_duration(seconds):>8}  {seconds / total:6.1%}")
+
+
 def _that_fit(lines: list[list[str]], width: int | None) -> list[int]:
     """The columns that a terminal has room for; the least needed ones are omitted first."""
     widths = [max(map(len, column)) + 2 for column in zip(*lines, strict=True)]
