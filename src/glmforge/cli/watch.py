@@ -163,13 +163,12 @@ def compare(
 
     found = read_runs(directories)
     names = [run.name for run in found]
-    numbers = [[run.name, *cells] for run, *cells in zip(found, *(one.cells() for one in figures(found)), strict=True)]
-    labels = [one.label for one in figures(found)]
+    numbers = [[one.label, *one.cells()] for one in figures(found)]
     changes = differences(found)
     console = Console()
     rows = table("figure", *names)
-    for label, *cells in zip(labels, *(row[1:] for row in numbers), strict=True):
-        rows.add_row(label, *map(escape, cells))
+    for row in numbers:
+        rows.add_row(*map(escape, row))
     print_table("", rows, console)
     if changes:
         settings = table("setting", *names, in_words=names)
@@ -178,7 +177,7 @@ def compare(
         print_table("Settings, versions and machines that differ", settings, console)
     if output is not None:
         tables = [
-            make_table("Final numbers", ["Run", *labels], numbers, note="With the difference to the first run."),
+            make_table("Final numbers", ["Figure", *names], numbers, note="With the difference to the first run."),
             make_table(
                 "What differs",
                 [PageColumn("Setting"), *map(PageColumn, names)],
