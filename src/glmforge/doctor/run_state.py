@@ -13,9 +13,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from glmforge.config.tree import quick_value
+from glmforge.config.tree import parse, quick_value, to_value
 from glmforge.errors import GlmforgeError
-from glmforge.files import read_text
+from glmforge.files import read_text, shown
 from glmforge.observe.metrics import Record
 from glmforge.observe.record_files import newest_records
 from glmforge.observe.run import RunDirectory
@@ -84,9 +84,11 @@ def planned_steps(root: Path) -> tuple[int | None, str]:
 
     Raises `GlmforgeError` if the configuration cannot be read.
     """
-    config = quick_value(read_text(RunDirectory(root).config, error=GlmforgeError))
+    path = RunDirectory(root).config
+    text = read_text(path, error=GlmforgeError)
+    config = quick_value(text) or to_value(parse(text, str(path)))
     if not isinstance(config, dict):
-        raise GlmforgeError(f"{RunDirectory(root).config}: is not a run's configuration; restore it")
+        raise GlmforgeError(f"{shown(path)}: is not a run's configuration; restore it")
     phases, stage = config.get("phases"), str(config.get("stage", "pretrain"))
     steps = [_steps(phase) for phase in phases] if isinstance(phases, list) else []
     known = [number for number in steps if number is not None]

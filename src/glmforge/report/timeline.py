@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from glmforge.report.goodput_spans import Allocation, Attempt, Step, Use, spans_
 
 TRAINING, SAVES, STARTS = "what the nodes did", "saves in the background", "starts"
 GENERATION, SCORING, SAVE, FAILED_SAVE = "generation and rewards", "scoring", "save", "failed save"
-PROCESS, FAILED = "running", "failed"
+PROCESS, FAILED, DOWN = "running", "failed", "not running"
 
 _STARTS = ("started", "resumed")
 _ENDS = ("finished", "stopped", "preempted", "hang", "killed")
@@ -86,6 +87,7 @@ def timeline_of(run: Path, *, now: datetime | None = None) -> Timeline:
         raise GlmforgeError(f"{run}: has no times recorded (time.jsonl); runs of this version record them")
     bars = [
         *(Bar(STARTS, *_verdict(one), one.begin, one.end, f"start {one.number}") for one in attempts),
+        *(Bar(STARTS, DOWN, one.end, two.begin) for one, two in pairwise(attempts) if one.end < two.begin),
         *_uses(allocations, attempts, metrics),
         *_saves(events),
         *processes,

@@ -55,7 +55,7 @@ def test_a_run_without_a_job(run: Path) -> None:
         ("other", 29, 30), ("load", 100, 105), ("recompute", 105, 111), ("useful", 111, 117), ("other", 117, 118),
         ("stop", 118, 120),
     ]  # fmt: skip
-    assert bars(found, "starts") == [("running", 0, 30), ("running", 100, 120)]
+    assert bars(found, "starts") == [("running", 0, 30), ("running", 100, 120), ("not running", 30, 100)]
     assert bars(found, SAVES) == [("save", 18, 22)]
     assert [mark.words for mark in found.marks][0] == "anomaly: <script>alert(1)</script>"
 
