@@ -40,8 +40,8 @@ def watch(
 ) -> None:
     """Watch a run: progress and time left, loss, speed, balance, evaluations, checkpoints, events, state.
 
-    Reads the run's files, from any machine that sees them; waits for a run that has not started. Without a terminal a line
-    is printed for each record. Ends with the run (a job: when its supervisor has ended), with exit status 1 if it failed.
+    Reads the run's files, from any machine that sees them; waits for a run that has not started. Without a terminal it
+    prints a line for each record. Ends with the run (a job: with its supervisor), with exit status 1 if it failed.
 
     Examples:
 
@@ -202,7 +202,7 @@ def timeline(
     ] = None,
     jobs_dir: _DirOption = None,
 ) -> None:
-    """Draw what a run's processes did and when: starts, training, rollouts, evaluations, saves, waiting, hangs, lost time.
+    """Draw what a run's processes did and when: starts, training, rollouts, evaluations, saves, waits, lost time.
 
     Without --output it prints what the time adds up to. Of a run that belongs to a job also each rank's process.
 

@@ -45,7 +45,9 @@ class Figure:
     def cells(self) -> list[str]:
         """The numbers, those after the first with their difference to it."""
         first = self.values[0]
-        return [self._cell(value, None if place == 0 or self.is_count else first) for place, value in enumerate(self.values)]
+        return [
+            self._cell(value, None if place == 0 or self.is_count else first) for place, value in enumerate(self.values)
+        ]
 
     def _cell(self, value: float | None, first: float | None) -> str:
         if value is None:
@@ -86,7 +88,10 @@ def figures(runs: Sequence[ComparedRun]) -> list[Figure]:
         *(
             of(f"{pick} {label}", lambda log, name=name, best=best: _score(log, name, best), four)  # type: ignore[misc]
             for name, label, lowest in zip(
-                (*_SCORES, "benchmark_score"), ("bits/byte", "pair accuracy", "benchmarks"), (min, max, max), strict=True
+                (*_SCORES, "benchmark_score"),
+                ("bits/byte", "pair accuracy", "benchmarks"),
+                (min, max, max),
+                strict=True,
             )
             for pick, best in (("last", None), ("best", lowest))
         ),

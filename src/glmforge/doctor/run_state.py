@@ -1,7 +1,7 @@
 """What a run's directory says of its state, from the ends of its files: as fast for a long run as for a short one.
 
-A run ends with an event (finished, stopped, preempted, a hang) or without a word, when it failed. Without one, the claim
-on its directory (`glmforge.runtime.lease`) tells whether its process lives, and how long its files have been silent.
+A run ends with an event (finished, stopped, preempted, a hang), or without one if it failed. Then the claim on its
+directory (`glmforge.runtime.lease`) tells whether its process lives, and its files for how long it has been silent.
 """
 
 import time

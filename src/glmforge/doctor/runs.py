@@ -78,7 +78,9 @@ def read_row(root: Path, *, now: float | None = None) -> RunRow:
         return RunRow(**row, why=" ".join(str(error).split()))
 
 
-def select(rows: Iterable[RunRow], *, states: Sequence[str], stages: Sequence[str], names: Sequence[str]) -> list[RunRow]:
+def select(
+    rows: Iterable[RunRow], *, states: Sequence[str], stages: Sequence[str], names: Sequence[str]
+) -> list[RunRow]:
     """Those that have one of each; an empty list asks for nothing. Names are patterns."""
     return [
         row
@@ -149,7 +151,6 @@ def _best(directory: RunDirectory) -> float | None:
 
 def _started(directory: RunDirectory) -> float | None:
     """The first line of the events."""
-    with suppress(OSError):
-        with open_regular(directory.events) as file:
-            return time_of(decode_line(file.readline(MAX_BYTES)) or {})
+    with suppress(OSError), open_regular(directory.events) as file:
+        return time_of(decode_line(file.readline(MAX_BYTES)) or {})
     return None

@@ -51,9 +51,7 @@ class Watched:
         paths = (directory.metrics, directory.events, directory.time, directory.evaluation, directory.benchmarks)
         self._files = [
             (Follower(path), kept)
-            for path, kept in zip(
-                paths, (self.records, self.events, self.times, self.scores, self.scores), strict=True
-            )
+            for path, kept in zip(paths, (self.records, self.events, self.times, self.scores, self.scores), strict=True)
         ]
 
     def update(self) -> None:
@@ -63,7 +61,7 @@ class Watched:
             if was_cut and kept is not self.scores:
                 kept.clear()
             kept.extend(records)
-            if kept is self.records and not was_cut or kept is self.events:
+            if (kept is self.records and not was_cut) or kept is self.events:
                 self.new += records
         with suppress(GlmforgeError):
             self.state = state_of(self.root)

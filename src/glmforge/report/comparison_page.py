@@ -46,9 +46,7 @@ class Curves:
 def write_comparison(summary: Summary, runs: Sequence[Curves], out: Path) -> Path:
     """Write the page to `out`. Raises `ConfigError` for a suffix other than .html."""
     check_suffix(out, "--output")
-    legend = [
-        (run.name, 1 + place % len(MANY_SERIES), place >= len(MANY_SERIES)) for place, run in enumerate(runs)
-    ]
+    legend = [(run.name, 1 + place % len(MANY_SERIES), place >= len(MANY_SERIES)) for place, run in enumerate(runs)]
     page = page_template("comparison.html")
     write_text(out, page.render(summary=summary, legend=legend, axes=AXES, figures=draw_comparison(runs)))
     return out
@@ -88,9 +86,7 @@ def _plot(
             if len(steps):
                 color, dashed = MANY_SERIES[place % len(MANY_SERIES)], place >= len(MANY_SERIES)
                 is_score = name in runs[place].scores
-                draw_curve(
-                    axes, np.interp(steps, known, xs), values, smooth=not is_score, color=color, dashed=dashed
-                )
+                draw_curve(axes, np.interp(steps, known, xs), values, smooth=not is_score, color=color, dashed=dashed)
         limit_spikes(axes, np.concatenate([values for _, values in points]))
         axes.set_xlim(-0.015 * longest, 1.015 * longest or 1.0)
     return Figure(title, "", plot.svg, wide=wide)

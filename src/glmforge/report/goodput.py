@@ -155,9 +155,7 @@ def _of_run(path: Path, job: str) -> dict[int, _Reported]:
 def steps_of(rows: Iterable[tuple[datetime, Mapping[str, Any]]]) -> list[Step]:
     """Of lines of `time.jsonl`, with their times."""
     return [
-        Step(
-            time, row["step"], max(1, row["steps"]), {use: length_of(row.get(name)) for name, use in _PARTS.items()}
-        )
+        Step(time, row["step"], max(1, row["steps"]), {use: length_of(row.get(name)) for name, use in _PARTS.items()})
         for time, row in rows
         if isinstance(row.get("step"), int) and isinstance(row.get("steps"), int)
     ]

@@ -1,8 +1,8 @@
 """One timeline of a run: what its processes did and when, as bars in lanes.
 
 The use of time is that of goodput (`goodput_spans`), for runs without a job too: each start of theirs counts as an
-attempt. Bars are exact to the records they come from: between two lines of `time.jsonl` (a second, later up to 30) parts
-of steps stand behind each other, in the order in which a step has them. A save's end is when training heard of it.
+attempt. Bars are as exact as the records they come from: between two lines of `time.jsonl` (a second, later up to 30)
+the parts of all steps stand behind each other. A save's end is when training heard of it.
 """
 
 import json
@@ -142,7 +142,7 @@ def _own_attempts(events: Sequence[Record], rows: Sequence[Record], now: datetim
     lines = [(time, row) for row in rows if "job" not in row and (time := time_of(row))]
     begins = [time for time, row in lines if row.get("event") == "joined"]
     found = []
-    for number, (begin, limit) in enumerate(zip(begins, [*begins[1:], now], strict=True), 1):
+    for number, (begin, limit) in enumerate(zip(begins, [*begins[1:], now], strict=False), 1):
         own = [(time, row) for time, row in lines if begin <= time < limit]
         ends = [(time, event) for time, event in timed if event.get("event") in _ENDS and begin <= time < limit]
         # Events have whole seconds: what was written after one is later than it.
@@ -199,11 +199,7 @@ def _saves(events: Iterable[Record]) -> Iterator[Bar]:
 
 def _of_ranks(job: JobDirectory, now: datetime) -> Iterator[Bar]:
     """Each process of each attempt, by rank."""
-    ranks = [
-        (rank, record)
-        for record in job.read_attempts()
-        for rank in job.attempt(record.number).read_ranks()
-    ]
+    ranks = [(rank, record) for record in job.read_attempts() for rank in job.attempt(record.number).read_ranks()]
     for rank, record in sorted(ranks, key=lambda pair: (pair[0].rank, pair[0].began)):
         ended = rank.ended or record.ended or now
         hung = record.verdict is not None and record.verdict.cause is Cause.HANG

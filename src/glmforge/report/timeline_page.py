@@ -105,7 +105,8 @@ def thinned(bars: Sequence[Bar], column_s: float) -> list[Bar]:
     for bar in bars:
         for place in range((bar.begin - begin) // column, (bar.end - begin) // column + 1):
             inside = min(bar.end, begin + (place + 1) * column) - max(bar.begin, begin + place * column)
-            columns[place][bar.kind] += inside
+            if inside:
+                columns[place][bar.kind] += inside
     found: list[Bar] = []
     for place in sorted(columns):
         kind = max(columns[place], key=columns[place].__getitem__)

@@ -28,11 +28,14 @@ def test_numbers_and_their_differences(two: list[Path]) -> None:
     losses = [record["loss"] for record in read_jsonl(two[0] / "metrics.jsonl")]
     assert found["loss"].values[0] == pytest.approx(sum(losses[-5:]) / 5)  # smoothed over five records
     first, second = found["loss"].values
-    assert first is not None and second is not None
+    assert first is not None
+    assert second is not None
     assert found["loss"].cells()[1] == f"{second:.4f} ({'+' if second > first else '-'}{abs(second - first):.4f})"
     best = found["best bits/byte"].values[0]
     last = found["last bits/byte"].values[0]
-    assert best is not None and last is not None and best <= last
+    assert best is not None
+    assert last is not None
+    assert best <= last
     assert "reward" not in found
 
 
@@ -81,7 +84,9 @@ def test_sixteen_runs_of_any_length_and_none_more(tmp_path: Path) -> None:
         (path / "run.json").write_text("{}")
         with JsonlFile(path / "metrics.jsonl") as file:
             for step in range(1, 2 + 7 * number):
-                file.write({"step": step, "loss": float("nan") if step == 3 else 5 / step + number, "step_seconds": 0.1})
+                file.write(
+                    {"step": step, "loss": float("nan") if step == 3 else 5 / step + number, "step_seconds": 0.1}
+                )
     out = tmp_path / "page.html"
     result = CliRunner().invoke(app, ["compare", *map(str, paths[:16]), "--output", str(out)])
     assert result.exit_code == 0, result.output

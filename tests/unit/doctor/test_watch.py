@@ -175,7 +175,8 @@ def test_as_typed(run: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "events.jsonl", "time.jsonl", "evaluation.jsonl", "config.yaml"])
 @pytest.mark.parametrize(
-    "text", ["[1]\n", '{"step": [], "loss": "x", "time": 5, "event": {}}\n' * 2, "\0\xff\n", "[" * 100_000 + "\n", "FIFO"]
+    "text",
+    ["[1]\n", '{"step": [], "loss": "x", "time": 5, "event": {}}\n' * 2, "\0\xff\n", "[" * 100_000 + "\n", "FIFO"],
 )
 def test_damaged_files_are_shown_as_far_as_they_go(run: Path, name: str, text: str) -> None:
     (run / name).unlink(missing_ok=True)

@@ -57,7 +57,7 @@ def test_a_run_without_a_job(run: Path) -> None:
     ]  # fmt: skip
     assert bars(found, "starts") == [("running", 0, 30), ("running", 100, 120), ("not running", 30, 100)]
     assert bars(found, SAVES) == [("save", 18, 22)]
-    assert [mark.words for mark in found.marks][0] == "anomaly: <script>alert(1)</script>"
+    assert found.marks[0].words == "anomaly: <script>alert(1)</script>"
 
 
 def test_rollouts_are_cut_out_of_the_wait_for_batches(run: Path) -> None:
@@ -105,12 +105,12 @@ def test_the_trace(run: Path, tmp_path: Path) -> None:
     tracks = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
     (save,) = [event for event in events if event["ph"] == "X" and event["cat"] == SAVES]
     assert (save["ts"], save["dur"], tracks[save["tid"]]) == (18_000_000, 4_000_000, SAVES)
-    assert [event["ts"] for event in events if event["ph"] == "i"][0] == 25_000_000
+    assert next(event["ts"] for event in events if event["ph"] == "i") == 25_000_000
     assert all(isinstance(event["ts"], int) and event["ts"] >= 0 for event in events if event["ph"] != "M")
 
 
 def test_mistakes(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="does not end in .html"):
+    with pytest.raises(ConfigError, match=r"does not end in \.html"):
         write_timeline(timeline_of(run), tmp_path / "page.pdf")
     (run / "time.jsonl").unlink()
     with pytest.raises(GlmforgeError, match="has no times recorded"):
@@ -118,7 +118,7 @@ def test_mistakes(run: Path, tmp_path: Path) -> None:
 
 
 def test_many_bars_are_drawn_column_by_column() -> None:
-    """A minute of training between each two seconds of saves: the drawing keeps what took most, over all of the time."""
+    """A minute of training between each two seconds of saves: what took most is drawn, over all of the time."""
     spans = [("useful", 60), ("saving", 2)] * 2000
     many, second = [], 0.0
     for kind, length in spans:
@@ -130,7 +130,7 @@ def test_many_bars_are_drawn_column_by_column() -> None:
     assert drawn[0].begin == many[0].begin
     assert abs(drawn[-1].end - many[-1].end) <= 2 * timedelta(seconds=second / 1000)
     hang = Bar("lane", "hang", at(second), at(second + 3600))
-    assert drawn[-1].kind != "hang" and thinned([*many, hang], (second + 3600) / 1000)[-1].kind == "hang"
+    assert thinned([*many, hang], (second + 3600) / 1000)[-1].kind == "hang"
 
 
 def test_ticks() -> None:
