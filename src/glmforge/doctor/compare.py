@@ -139,9 +139,12 @@ def _environment(info: dict[str, Any]) -> dict[str, Any]:
 
 
 def _leaves(value: Any, place: str = "", depth: int = 0) -> dict[str, Any]:
-    """Dotted keys; members of lists under their name if they have one, else under their number."""
+    """Dotted keys; sources and other members of lists under their name, phases and those without one by number."""
     if isinstance(value, list) and any(isinstance(one, dict) for one in value):
-        value = {str(one.get("name", i)) if isinstance(one, dict) else str(i): one for i, one in enumerate(value)}
+        named = (
+            {} if place == "phases" else {i: one.get("name", i) for i, one in enumerate(value) if isinstance(one, dict)}
+        )
+        value = {str(named.get(i, i)): one for i, one in enumerate(value)}
     if not isinstance(value, dict) or depth > 20:
         return {place: value}
     found: dict[str, Any] = {}

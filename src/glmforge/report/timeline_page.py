@@ -29,14 +29,14 @@ _COLORS = {
     Use.SAVING.value: "series-7",
     Use.RECOMPUTE.value: "series-8",
     Use.HANG.value: "series-6",
-    Use.LOAD.value: "series-5",
+    Use.LOAD.value: "muted",
     Use.START.value: "muted",
     Use.STOP.value: "muted",
     names.GENERATION: "series-1",
     names.SCORING: "series-5",
     names.SAVE: "series-7",
     names.FAILED_SAVE: "series-6",
-    names.PROCESS: "series-1",
+    names.PROCESS: "muted",
     names.FAILED: "series-6",
 }
 _OTHER = "rule"

@@ -68,6 +68,9 @@ class JobHook(Hook):
     def on_evaluation(self, trainer: Trainer, records: Sequence[Record]) -> None:
         self._evaluated = True
 
+    def on_benchmarks(self, trainer: Trainer, records: Sequence[Record]) -> None:
+        self._evaluated = True
+
     def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
         now = time.monotonic()
         assert self._began is not None, "a step has been started"
