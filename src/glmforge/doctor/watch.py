@@ -189,7 +189,7 @@ def _facts(watched: Watched, width: int, console: Console) -> Iterator[tuple[str
     yield "step", Text(_progress(watched, width, console))
     name = next((name for name in _LOSSES if name in watched.last), None)
     if name is not None:
-        values = [value for one in watched.records if (value := number(one.get(name))) is not None]
+        values = [found for one in watched.records if (found := number(one.get(name))) is not None]
         blocks = _ASCII_BLOCKS if not _is_unicode(console) else _BLOCKS
         yield _LOSSES[name], Text(f"{values[-1]:.4f}" if values else "-")
         yield "", Text(sparkline(values, width, blocks), style="cyan")
