@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from glmforge.cli.app import app
-from glmforge.doctor.compare import differences, figures, read_runs
+from glmforge.doctor.compare import Figure, differences, figures, read_runs
 from glmforge.errors import GlmforgeError
 from glmforge.observe.record_files import JsonlFile, read_jsonl
 from helpers.synthetic_run import write_synthetic_run
@@ -37,6 +37,10 @@ def test_numbers_and_their_differences(two: list[Path]) -> None:
     assert last is not None
     assert best <= last
     assert "reward" not in found
+
+
+def test_a_difference_has_its_sign() -> None:
+    assert Figure("x", [2.0, 1.5, None, 3.0], "{:.1f}".format).cells() == ["2.0", "1.5 (-0.5)", "-", "3.0 (+1.0)"]
 
 
 def test_only_what_differs_and_defaults_are_none(tmp_path: Path, two: list[Path]) -> None:
