@@ -62,8 +62,9 @@ class FakeTrainer(SimpleNamespace):
         """What has been recorded after the present step."""
         return self.bus.table.record(self.bus.recorded_after(self.state.step))
 
-    def event(self, event: str, detail: str = "", *, step: int | None = None) -> None:
-        self.bus.write(Kind.EVENT, event_record(event, step=self.state.step if step is None else step, detail=detail))
+    def event(self, event: str, detail: str = "", *, step: int | None = None, **facts: object) -> None:
+        step = self.state.step if step is None else step
+        self.bus.write(Kind.EVENT, event_record(event, step=step, detail=detail) | facts)
 
     def vote(self, name: str) -> None:
         self.votes.add(name)

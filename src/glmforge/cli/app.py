@@ -42,6 +42,7 @@ from glmforge.cli import (
     rl,
     serve,
     train,
+    watch,
 )
 from glmforge.cli.data import app as data
 from glmforge.cli.evaluate.app import app as evaluate
@@ -129,6 +130,10 @@ app.command("quantize")(quantize.quantize)
 app.add_typer(profile.app, name="profile")
 app.command("fisher")(fisher.fisher)
 app.command("report")(report.report)
+app.command("watch")(watch.watch)
+app.command("runs")(watch.runs)
+app.command("compare")(watch.compare)
+app.command("timeline")(watch.timeline)
 app.command("control")(control.control)
 app.command("experts")(experts.experts)
 app.command("find-nan")(find_nan.find_nan)

@@ -44,6 +44,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 _NO_LINE = -1
 _MAX_QUICK = 1 << 18  # characters
+_MAX_QUICK_BRACKETS = 1000
+_DEEP = re.compile(r"(?:[-?:][ \t]+){50}")
+"""Lists in lists on one line; libyaml composes by recursion, and has no bound."""
 _MAX_INTEGER = 2**63 - 1
 _MAX_DIGITS = len(str(_MAX_INTEGER))
 
@@ -135,6 +138,8 @@ def quick_value(text: str) -> Any:
     not as `dump` writes it: `parse` it then, which says what is wrong.
     """
     if "&" in text or "*" in text or len(text) > _MAX_QUICK:
+        return None
+    if text.count("[") + text.count("{") > _MAX_QUICK_BRACKETS or _DEEP.search(text):
         return None
     try:
         return _QuickLoader(text).get_single_data()

@@ -1,7 +1,8 @@
 """The job that this process is a rank of, if `glmforge launch` has started it, and what the run tells of its time.
 
-A job's supervisor sets the variables below for every rank. A run that finds them notes the job with each start, and
-appends to `time.jsonl` of its directory where its time goes, from which `glmforge jobs goodput` adds up what was lost:
+A job's supervisor sets the variables below for every rank. A run that finds them notes the job with each start. Every
+run appends to `time.jsonl` of its directory where its time goes, with its job if it has one, from which `glmforge jobs
+goodput` adds up what was lost, and `glmforge timeline` draws it:
 
     {"time": ..., "job": "air", "attempt": 2, "event": "joined"}                  all ranks are there, nothing is loaded
     {"time": ..., "job": "air", "attempt": 2, "event": "loaded", "step": 100}     the next thing is step 101
@@ -37,15 +38,17 @@ class JobOfRun:
         place = {} if self.directory is None else {"job_directory": str(self.directory)}
         return {"job": self.name, "attempt": self.attempt} | place
 
-    def line(self, **facts: object) -> dict[str, object]:
-        """Of `time.jsonl`, now."""
-        now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        return {"time": now, "job": self.name, "attempt": self.attempt} | facts
 
-    def note(self, run: Path, **facts: object) -> None:
-        """Append a line to the run's `time.jsonl`. Raises `RunFileError` if it cannot be written."""
-        with JsonlFile(RunDirectory(run).time) as file:
-            file.write(self.line(**facts))
+def time_line(job: JobOfRun | None, **facts: object) -> dict[str, object]:
+    """Of `time.jsonl`, now."""
+    now = datetime.now(UTC).isoformat(timespec="milliseconds")
+    return {"time": now} | ({} if job is None else {"job": job.name, "attempt": job.attempt}) | facts
+
+
+def note_time(job: JobOfRun | None, run: Path, **facts: object) -> None:
+    """Append a line to the run's `time.jsonl`. Raises `RunFileError` if it cannot be written."""
+    with JsonlFile(RunDirectory(run).time) as file:
+        file.write(time_line(job, **facts))
 
 
 def job_of_this_process() -> JobOfRun | None:

@@ -177,7 +177,7 @@ def last_records(path: Path) -> list[Record]:
     A last line that was cut is omitted. Raises `RunFileError` if another line is damaged, or it is no plain file.
     """
     lines = [line for line in _end_lines(path) if line.strip()]
-    found = [_decode_line(line) for line in lines]
+    found = [decode_line(line) for line in lines]
     if None in found[:-1]:
         raise RunFileError(f"{shown(path)}: line {lines[found.index(None)][:80]!r} is corrupt; delete that line")
     return [record for record in found if record is not None]
@@ -192,7 +192,7 @@ def newest_records(path: Path, *words: str) -> Iterator[Record]:
     wanted = [f'"{word}"'.encode() for word in words]
     for line in reversed(_end_lines(path)):
         if not wanted or any(word in line for word in wanted):
-            record = _decode_line(line)
+            record = decode_line(line)
             if record is not None:
                 yield record
 
@@ -217,7 +217,7 @@ def _whole_lines(path: Path) -> Iterator[tuple[bytes, Record]]:
         number, following = 1, file.readline(_MAX_LINE)
         while following:
             line, following = following, file.readline(_MAX_LINE)
-            record = _decode_line(line)
+            record = decode_line(line)
             if record is not None:
                 yield line, record
             elif following:
@@ -249,7 +249,8 @@ def _encode(value: object) -> object:
     return [_encode(one) for one in value] if isinstance(value, list) else value
 
 
-def _decode_line(line: bytes) -> Record | None:
+def decode_line(line: bytes) -> Record | None:
+    """The record on a line of a JSONL file; None for a line that was cut or is no JSON object."""
     try:
         record = json.loads(line.decode("utf-8"))
     except ValueError:  # JSONDecodeError or UnicodeDecodeError: the line was cut

@@ -12,7 +12,7 @@
     rollouts/          step-*, the answers that each step of stage rl was trained on
     evaluations/       step-*, results of `glmforge evaluate --watch`, if they are written here
     events.jsonl       what happened to the run: started, resumed, killed, rolled back
-    time.jsonl         of a run that a job's supervisor started: where its time went
+    time.jsonl         where its time went
     anomalies.jsonl    steps with an unusual loss or gradient, and the samples they saw
     skipped.json       samples that are omitted since a loss spike
     reference.npz      of a run of stage dpo: what the model it began with said of each answer

@@ -30,8 +30,7 @@ def run_hooks(config: RunConfig) -> Iterator[Hook]:
     yield hooks.SourcesHook()
     yield hooks.RoutersHook()
     yield hooks.MetricsHook()
-    if (job := job_of_this_process()) is not None:
-        yield hooks.JobHook(root, job)
+    yield hooks.JobHook(root, job_of_this_process())
     if observe.anomalies is not None:
         yield hooks.AnomalyHook(observe.anomalies)
     if faults.spikes is not None:

@@ -29,7 +29,7 @@ from glmforge.errors import CheckpointError
 from glmforge.kernels.allocator import keep_large_blocks
 from glmforge.kernels.choice import choose
 from glmforge.observe.bus import MetricsBus
-from glmforge.observe.job import job_of_this_process
+from glmforge.observe.job import job_of_this_process, note_time
 from glmforge.observe.prometheus import RANK_METRICS
 from glmforge.observe.run import RunDirectory, record_start, write_text
 from glmforge.observe.run_sinks import run_sinks
@@ -79,8 +79,8 @@ def train(config: RunConfig, hooks: Sequence[Hook] = (), *, force: bool = False)
         if begins:
             _check_initial_adapters(config, None)
         with run_places(config, world), explaining_out_of_memory(config, world) as watch:
-            if world.is_main and (job := job_of_this_process()) is not None:
-                job.note(config.output_dir, event="joined")
+            if world.is_main:
+                note_time(job_of_this_process(), config.output_dir, event="joined")
             if world.is_main and world.device.type == "cpu":
                 warn_if_crowded(torch.get_num_threads() * launch.local_world_size, usable_cores(), busy_cores())
             recipe = open_recipe(config, world)

@@ -30,8 +30,10 @@ from glmforge.observe.units import format_count
 # Stand-ins for the page's CSS variables.
 INK, MUTED, RULE = "#010101", "#020202", "#030303"
 SERIES = ("#040404", "#050505", "#060606", "#070707")
+MANY_SERIES = (*SERIES, "#080808", "#090909", "#0a0a0a", "#0b0b0b")
+"""For drawings of more things than a report has."""
 _CSS = {INK: "--ink", MUTED: "--muted", RULE: "--rule"} | {
-    color: f"--series-{number}" for number, color in enumerate(SERIES, start=1)
+    color: f"--series-{number}" for number, color in enumerate(MANY_SERIES, start=1)
 }
 
 STYLE: Any = {

@@ -5,7 +5,7 @@ run have written down, and added up. The sum over all uses is exactly the alloca
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -76,15 +76,20 @@ def goodput_of(job: JobDirectory, *, now: datetime | None = None) -> Goodput:
     """What a job has cost until now; by its own files. Raises `GlmforgeError` if they are damaged."""
     now = now or utc_now()
     records, events = job.read_attempts(), job.read_events()
-    run = job.read().run
-    reported = {} if run is None else _of_run(RunDirectory(run).time, job.name)
-    attempts = [_attempt(job, reported.get(record.number), record, events, now) for record in records]
+    attempts = attempts_of(job, now)
     allocations = own_allocations(records, events, now)
     requeued = [time for event in events if event.get("event") == "requeued" and (time := time_of(event))]
     waited = timedelta()
     for since in [*(each.time for each in job.read_submissions()), *requeued]:
         waited += min((each.begin - since for each in allocations if each.begin >= since), default=timedelta())
     return Goodput(job.name, spans_of(allocations, attempts), waited.total_seconds(), len(records), now)
+
+
+def attempts_of(job: JobDirectory, now: datetime) -> list[Attempt]:
+    """What is known of a job's attempts. Raises `GlmforgeError` if its files are damaged."""
+    records, events, run = job.read_attempts(), job.read_events(), job.read().run
+    reported = {} if run is None else _of_run(RunDirectory(run).time, job.name)
+    return [_attempt(job, reported.get(record.number), record, events, now) for record in records]
 
 
 def own_allocations(
@@ -143,10 +148,17 @@ def _of_run(path: Path, job: str) -> dict[int, _Reported]:
         marks, steps = found.setdefault(attempt, ({}, []))
         if row.get("event") in ("joined", "loaded"):
             marks[row["event"]] = time
-        elif isinstance(row.get("step"), int) and isinstance(row.get("steps"), int):
-            parts = {use: _length(row.get(name)) for name, use in _PARTS.items()}
-            steps.append(Step(time, row["step"], max(1, row["steps"]), parts))
+        steps += steps_of([(time, row)])
     return found
+
+
+def steps_of(rows: Iterable[tuple[datetime, Mapping[str, Any]]]) -> list[Step]:
+    """Of lines of `time.jsonl`, with their times."""
+    return [
+        Step(time, row["step"], max(1, row["steps"]), {use: length_of(row.get(name)) for name, use in _PARTS.items()})
+        for time, row in rows
+        if isinstance(row.get("step"), int) and isinstance(row.get("steps"), int)
+    ]
 
 
 def _by_supervisor(training: Mapping[str, Any], record: AttemptRecord, until: datetime) -> _Reported:
@@ -171,7 +183,8 @@ def _parsed(text: object) -> datetime | None:
     return time if time.tzinfo is not None else None
 
 
-def _length(seconds: object) -> timedelta:
+def length_of(seconds: object) -> timedelta:
+    """Zero for what is no length of time."""
     longest = _LONGEST.total_seconds()
     return timedelta(seconds=min(max(0.0, seconds), longest)) if isinstance(seconds, int | float) else timedelta()
 
@@ -235,7 +248,7 @@ def rows_of(goodput: Goodput, *, attempts: bool) -> list[list[str]]:
 def report_extra(run: Path) -> Extra:
     """What the report of a run says of the job that it belongs to; nothing if there is none, or it cannot be read."""
     try:
-        job = _job_of(run)
+        job = run_job(run)
         goodput = goodput_of(job) if job is not None else None
     except GlmforgeError:
         return {}
@@ -249,7 +262,7 @@ def report_extra(run: Path) -> Extra:
     return {"tiles": [tile], "tables": [table], "facts": {"Job": f"{job.root}"}}
 
 
-def _job_of(run: Path) -> JobDirectory | None:
+def run_job(run: Path) -> JobDirectory | None:
     """The job that a run was last started by: its own note says which, and where the job lies."""
     for event in reversed(last_records(RunDirectory(run).events)):
         if event.get("event") in ("started", "resumed"):

@@ -29,7 +29,7 @@ _FILES = {
     "benchmarks.jsonl": "benchmark scores during training",
     "rollouts": "answers that the policy was trained on, by step",
     "events.jsonl": "starts, resumes and other events",
-    "time.jsonl": "how the job's attempts spent their time",
+    "time.jsonl": "where the time went",
     "checkpoints": "checkpoints, one directory per step",
     "tensorboard": "the metrics for TensorBoard",
 }

@@ -299,9 +299,10 @@ class Trainer:
         """Put values, numbers or tensors, into the next record, under names that are in the run's table of metrics."""
         self.bus.record(metrics, step=self.state.step)
 
-    def event(self, event: str, detail: str = "", *, step: int | None = None) -> None:
-        """Tell what has happened to the run, after the present step if no other is named."""
-        self.bus.write(Kind.EVENT, event_record(event, step=self.state.step if step is None else step, detail=detail))
+    def event(self, event: str, detail: str = "", *, step: int | None = None, **facts: object) -> None:
+        """Tell what has happened to the run, after the present step if no other is named; `facts` are for programs."""
+        step = self.state.step if step is None else step
+        self.bus.write(Kind.EVENT, event_record(event, step=step, detail=detail) | facts)
 
     def leave_out(self, skipped: Mapping[str, Sequence[Range]], rollbacks: int) -> None:
         """Leave out these samples of each phase, besides those already omitted; `rollbacks` had them found."""

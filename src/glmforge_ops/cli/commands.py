@@ -10,6 +10,7 @@ from glmforge_ops.cli.launch import jobs as _jobs
 from glmforge_ops.cli.launch import sweep as _sweep
 from glmforge_ops.cli.launch.launch import launch, supervise
 from glmforge_ops.cli.monitor import app as _monitor
+from glmforge_ops.cli.watched_job import run_of_job
 
 _cluster = typer.Typer(
     no_args_is_help=True, help="Check, tune and set up nodes; a development cluster on this machine."
@@ -19,4 +20,4 @@ for _command in (init.init, check.check, setup.setup, env.env, bench.bench, stag
 _cluster.add_typer(dev.app, name="dev")
 GROUPS = {"cluster": _cluster, "jobs": _jobs.app, "sweep": _sweep.app, "chain": _chain.app, "monitor": _monitor.app}
 
-__all__ = ["GROUPS", "copy", "health", "launch", "supervise"]
+__all__ = ["GROUPS", "copy", "health", "launch", "run_of_job", "supervise"]

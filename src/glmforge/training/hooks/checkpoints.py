@@ -281,7 +281,11 @@ class CheckpointHook(Hook):
             if self._trainer.world.is_main:
                 self._unrecorded.append(report)
                 event = "saved" if report.error is None else "save failed"
-                self._trainer.event(event, _describe(report), step=report.step)
+                seconds = {
+                    "seconds": round(report.seconds_total, 3),
+                    "seconds_blocked": round(report.seconds_blocked, 3),
+                }
+                self._trainer.event(event, _describe(report), step=report.step, **seconds)
 
     def _report_changes(
         self, trainer: Trainer, meta: CheckpointMeta, mixtures: Sequence[str], *, resumed: bool

@@ -1,11 +1,11 @@
-"""Where the time of a job's attempt goes, written down while it goes.
+"""Where the time of a run goes, written down while it goes.
 
 Of each step: the wait for its batch, the step itself, what comes behind it up to the evaluation, and what comes last,
-which is saving. Added up over a second, and over more the longer the attempt lasts, so that neither a small model nor a
+which is saving. Added up over a second, and over more the longer the process lasts, so that neither a small model nor a
 long run writes many lines; the end of a process that is killed is as long as that unknown. Only the rank that writes
 the run's records does it.
 
-The first record of metrics tells besides what the job had cost until then, as its supervisor had added it up.
+The first record of metrics tells besides what its job had cost until then, as its supervisor had added it up.
 """
 
 import logging
@@ -16,7 +16,7 @@ from typing import Any
 
 from glmforge.errors import GlmforgeError
 from glmforge.files import read_json
-from glmforge.observe.job import JobOfRun
+from glmforge.observe.job import JobOfRun, time_line
 from glmforge.observe.metrics import METRICS, Record
 from glmforge.observe.record_files import JsonlFile, RunFileError
 from glmforge.observe.run import RunDirectory
@@ -41,7 +41,7 @@ class JobHook(Hook):
     name = "job"
     priority = Priority.USER
 
-    def __init__(self, run: Path, job: JobOfRun) -> None:
+    def __init__(self, run: Path, job: JobOfRun | None = None) -> None:
         self._run, self._job = run, job
         self._told = False
         self._file: JsonlFile | None = None
@@ -66,6 +66,9 @@ class JobHook(Hook):
         self._began = time.monotonic()
 
     def on_evaluation(self, trainer: Trainer, records: Sequence[Record]) -> None:
+        self._evaluated = True
+
+    def on_benchmarks(self, trainer: Trainer, records: Sequence[Record]) -> None:
         self._evaluated = True
 
     def on_step_end(self, trainer: Trainer, result: StepResult) -> None:
@@ -109,7 +112,7 @@ class JobHook(Hook):
         """A line that cannot be written (a full disk) is missing, and the run goes on."""
         assert self._file is not None, "called on the writing rank only"
         try:
-            self._file.write(self._job.line(**facts))
+            self._file.write(time_line(self._job, **facts))
         except RunFileError as error:
             if not self._is_missing:
                 logger.warning("%s; training continues, and lines are dropped until it recovers", error)
@@ -121,7 +124,7 @@ class JobHook(Hook):
 
     def _goodput_before(self) -> dict[str, Any]:
         """Metrics of the job until this attempt; empty if not written."""
-        if self._job.directory is None:
+        if self._job is None or self._job.directory is None:
             return {}
         try:
             stored: dict[str, Any] = read_json(self._job.directory / GOODPUT, dict, error=GlmforgeError)

@@ -79,6 +79,20 @@ def test_where_the_time_goes(tmp_path: Path, clock: Clock) -> None:
     ]
 
 
+def test_a_run_without_a_job_and_benchmarks_as_evaluation(tmp_path: Path, clock: Clock) -> None:
+    trainer = FakeTrainer(JobHook(tmp_path))
+    trainer.start()
+    hook: JobHook = trainer.hooks[0]
+    clock.now += 1
+    hook.on_step_start(trainer)  # type: ignore[arg-type]
+    clock.now += 5
+    hook.on_benchmarks(trainer, [])  # type: ignore[arg-type]
+    trainer.state.step += 1
+    hook.on_step_end(trainer, step_result(trainer.config.phases[0], seconds=2.0))  # type: ignore[arg-type]
+    parts = {"training_s": pytest.approx(2), "evaluation_s": pytest.approx(3)}
+    assert lines(tmp_path) == [{"event": "loaded", "step": 0}, {"step": 1, "steps": 1} | parts]
+
+
 def test_small_steps_do_not_each_write_a_line(tmp_path: Path, clock: Clock) -> None:
     trainer = made(tmp_path)
     for _ in range(25):
