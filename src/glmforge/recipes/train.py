@@ -204,7 +204,7 @@ def replay_trainer(config: RunConfig, world: World, step: int | None) -> Trainer
     `config.output_dir`, as a run's are. Collective.
     """
     recipe = open_recipe(config, world)
-    config = _with_kernels(recipe.config, world)
+    config = with_kernels(recipe.config, world)
     backend = recipe.backend(config, world)
     checkpoints = CheckpointHook(config, recipe.fingerprint, recipe.tokenizer.fingerprint, _base_of(config))
     ewc = config.regularization.ewc
