@@ -60,7 +60,10 @@ def _corpus(directory: Path) -> str:
     documents = ({"text": f"Document {one} of many. " * 40} for one in range(20_000))
     (directory / "many.jsonl").write_text("".join(json.dumps(one) + "\n" for one in documents))
     pipeline = directory / "pipeline.yaml"
-    stages = [{"extract": {"inputs": [{"source": "a", "path": str(directory / "many.jsonl")}]}}, {"clean": ["normalise"]}]
+    stages = [
+        {"extract": {"inputs": [{"source": "a", "path": str(directory / "many.jsonl")}]}},
+        {"clean": ["normalise"]},
+    ]
     settings = {"output": str(directory / "runs/corpus"), "name": "corpus", "stages": stages}
     pipeline.write_text(json.dumps(settings | {"executors": {"local": {"workers": 1}}}))
     return str(pipeline)
