@@ -1,8 +1,8 @@
 """What the dashboards show: the same panels for Grafana and for our own page.
 
 Queries read the names of `MetricTable.exported` and what `rules/recording.yml` records; `$run` is a regular expression
-that selects runs, `$__rate_interval` a window that holds several scrapes. A panel with `needs` has data only where there
-is such hardware or such a run. The test that asks a real Prometheus passes over what is `NOT_EVERYWHERE` alone.
+that selects runs, `$__rate_interval` a window that holds several scrapes. A panel with `needs` has data only where
+there is such hardware or such a run. The test that asks a real Prometheus passes over what is `NOT_EVERYWHERE` alone.
 """
 
 from typing import NamedTuple
