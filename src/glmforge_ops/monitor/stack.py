@@ -340,7 +340,9 @@ def _check(options: Options) -> None:
         read_login(options.login)
     for job, address in options.also:
         if job not in ("node", "gpu", "serving") or not _ADDRESS.fullmatch(address):
-            raise ConfigError(f"--target {shown(f'{job}={address}')}: write node, gpu or serving, as in gpu=10.0.0.7:9400")
+            raise ConfigError(
+                f"--target {shown(f'{job}={address}')}: write node, gpu or serving, as in gpu=10.0.0.7:9400"
+            )
 
 
 def as_json(told: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from glmforge_ops.monitor.page.server import expression
 from glmforge_ops.monitor.stack import Options, State, down, open_state, status, up
 from helpers.command import Commands, commands_in, write_config
 from helpers.rl_runs import rl_config, write_prompts
-from helpers.serving import export_tiny_model, start_server
+from helpers.serving import Server, export_tiny_model, start_server
 from helpers.tiny_data import TinyData
 
 for _program in ("prometheus", "prometheus-alertmanager", "prometheus-node-exporter"):
@@ -34,6 +34,7 @@ class Monitored:
 
     directory: Path
     commands: Commands
+    server: Server
     began: float
 
     @property
@@ -52,6 +53,7 @@ class Monitored:
         while (left := [name for name, query in queries.items() if not self.has_data(query)]) and (
             time.monotonic() < deadline
         ):
+            self.server.complete(max_tokens=20)  # rates need something that grows
             time.sleep(0.5)  # between two questions; the outcome does not depend on it
         return left
 
@@ -60,7 +62,10 @@ def _corpus(directory: Path) -> str:
     documents = ({"text": f"Document {one} of many. " * 40} for one in range(20_000))
     (directory / "many.jsonl").write_text("".join(json.dumps(one) + "\n" for one in documents))
     pipeline = directory / "pipeline.yaml"
-    stages = [{"extract": {"inputs": [{"source": "a", "path": str(directory / "many.jsonl")}]}}, {"clean": ["normalise"]}]
+    stages = [
+        {"extract": {"inputs": [{"source": "a", "path": str(directory / "many.jsonl")}]}},
+        {"clean": ["normalise"]},
+    ]
     settings = {"output": str(directory / "runs/corpus"), "name": "corpus", "stages": stages}
     pipeline.write_text(json.dumps(settings | {"executors": {"local": {"workers": 1}}}))
     return str(pipeline)
@@ -103,10 +108,9 @@ def monitored(tiny_data: TinyData, tmp_path_factory: pytest.TempPathFactory) -> 
             config = rl_config(tiny_data, runs / "rl", prompts, steps=100_000, **settings)
             commands.start("train", write_config(config))
             commands.start("data", "run", _corpus(directory), "--metrics-port", "0")
-            server.complete(max_tokens=20)
             first.wait_until((runs / "alone/exporter/rank-00000.json").exists)
             _rename(runs / "alone", runs / "somebody's")
-            yield Monitored(directory / "monitoring", commands, began)
+            yield Monitored(directory / "monitoring", commands, server, began)
         finally:
             down(directory / "monitoring")
 

@@ -1,8 +1,8 @@
 """What the dashboards show: the same panels for Grafana and for our own page.
 
 Queries read the names of `MetricTable.exported` and what `rules/recording.yml` records; `$run` is a regular expression
-that selects runs, `$__rate_interval` a window that holds several scrapes. A panel with `needs` has data only where there
-is such hardware or such a run. The test that asks a real Prometheus passes over what is `NOT_EVERYWHERE`, and nothing else.
+that selects runs, `$__rate_interval` a window that holds several scrapes. A panel with `needs` has data only where
+there is such hardware or such a run. The test that asks a real Prometheus passes over what is `NOT_EVERYWHERE` alone.
 """
 
 from typing import NamedTuple
@@ -66,6 +66,8 @@ def _quantiles(title: str, name: str) -> Panel:
     return Panel(title, "s", tuple(queries), SERVER)
 
 
+_NETWORK = "sum by (instance) (rate(node_network_{0}_bytes_total[$__rate_interval]))"
+_CORES = 'on (instance) count by (instance) (node_cpu_seconds_total{mode="idle"})'
 _STEP_RATE = 'rate(glmforge_{0}{{run=~"$run"}}[$__rate_interval])'
 
 RUN = Dashboard(
@@ -121,8 +123,8 @@ COMMUNICATION = Dashboard(
         Panel(
             "Bytes through network interfaces", "Bps",
             (
-                Query("sum by (instance) (rate(node_network_receive_bytes_total[$__rate_interval]))", "{{instance}} in"),
-                Query("sum by (instance) (rate(node_network_transmit_bytes_total[$__rate_interval]))", "{{instance}} out"),
+                Query(_NETWORK.format("receive"), "{{instance}} in"),
+                Query(_NETWORK.format("transmit"), "{{instance}} out"),
             ),
         ),
     ),
@@ -178,7 +180,7 @@ FLEET = Dashboard(
         Panel("Targets down", "none", (Query("sum by (job) (1 - up)", "{{job}}"),)),
         Panel("Firing alerts", "none", (Query('sum(ALERTS{alertstate="firing"}) or vector(0)', "alerts"),)),
         Panel("Load per core", "none", (
-            Query('node_load1 / on (instance) count by (instance) (node_cpu_seconds_total{mode="idle"})', "{{instance}}"),
+            Query(f"node_load1 / {_CORES}", "{{instance}}"),
         )),
         Panel("Memory in use", "percentunit", (
             Query("1 - node_memory_MemAvailable_bytes / node_memory_MemTotal_bytes", "{{instance}}"),

@@ -113,7 +113,12 @@ def _panel(prometheus: Prometheus, wanted: dict[str, str], now: float) -> dict[s
         text = expression(query.expr, wanted.get("run", ""), step)
         for series in prometheus.query_range(text, end - minutes * 60, end, step):
             found.append({"name": legend(query.legend, series["metric"]), "points": _numbers(series["values"])})
-    return {"start": end - minutes * 60, "end": end, "series": found[:_MOST_SERIES], "left_out": len(found[_MOST_SERIES:])}
+    return {
+        "start": end - minutes * 60,
+        "end": end,
+        "series": found[:_MOST_SERIES],
+        "left_out": len(found[_MOST_SERIES:]),
+    }
 
 
 def legend(template: str, labels: dict[str, str]) -> str:

@@ -39,7 +39,10 @@ def test_a_dashboard_for_grafana(dashboard: Dashboard) -> None:
     assert len(set(taken)) == len(taken)
     assert max(x for x, _ in taken) < 24
     assert all(one["datasource"]["uid"] == "${datasource}" for one in panels)
-    assert {one["name"]: one["type"] for one in made["templating"]["list"]} == {"datasource": "datasource", "run": "query"}
+    assert {one["name"]: one["type"] for one in made["templating"]["list"]} == {
+        "datasource": "datasource",
+        "run": "query",
+    }
     asked = [target["expr"] for one in panels for target in one["targets"]]
     assert asked == [query.expr for panel in dashboard.panels for query in panel.queries]
 
@@ -57,7 +60,7 @@ def test_queries_are_promql(tmp_path: Path) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed")
     queries = [query.expr for dashboard in DASHBOARDS for panel in dashboard.panels for query in panel.queries]
-    rules = [{"record": f"q{n}", "expr": expression(one, "a\"b.*\\(é", 15)} for n, one in enumerate(queries)]
+    rules = [{"record": f"q{n}", "expr": expression(one, 'a"b.*\\(é', 15)} for n, one in enumerate(queries)]
     file = tmp_path / "rules.yml"
     file.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
     done = subprocess.run(["promtool", "check", "rules", str(file)], capture_output=True, text=True, check=False)

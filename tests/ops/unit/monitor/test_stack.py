@@ -44,9 +44,7 @@ def test_what_is_refused_starts_nothing(changes: dict[str, object], words: str, 
     assert not (tmp_path / "m/state.json").exists()
 
 
-def test_without_prometheus_it_says_how_to_get_it(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_prometheus_it_says_how_to_get_it(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(HostError, match=r"apt-get install prometheus .*--install.*--containers"):
         up(Options(tmp_path / "m", (runs,)), say=lambda line: None)
@@ -136,7 +134,9 @@ def test_containers_are_pinned_and_listen_where_binaries_do(tmp_path: Path) -> N
 
 
 def test_the_configuration_of_prometheus() -> None:
-    config = prometheus_config({"prometheus": 1, "alertmanager": 2, "node": 3}, 15, [("gpu", "h:9400"), ("node", "h:9100")])
+    config = prometheus_config(
+        {"prometheus": 1, "alertmanager": 2, "node": 3}, 15, [("gpu", "h:9400"), ("node", "h:9100")]
+    )
     jobs = {one["job_name"]: one["static_configs"][0]["targets"] for one in config["scrape_configs"][1:]}
     assert jobs == {"node": ["127.0.0.1:3", "h:9100"], "gpu": ["h:9400"]}
     assert json.dumps(config["alerting"]).count("127.0.0.1:2") == 1
@@ -153,4 +153,7 @@ def test_a_runs_name_in_a_query(run: str, quoted: str) -> None:
 def test_a_window_holds_several_points() -> None:
     assert expression("rate(m[$__rate_interval])", "", 1) == "rate(m[60s])"
     assert expression("rate(m[$__rate_interval])", "", 100) == "rate(m[400s])"
-    assert legend("{{run}} {{none}} {{__name__}}", {"run": "a", "__name__": "glmforge_comm_seconds_ep"}) == "a comm_seconds_ep"
+    assert (
+        legend("{{run}} {{none}} {{__name__}}", {"run": "a", "__name__": "glmforge_comm_seconds_ep"})
+        == "a comm_seconds_ep"
+    )
