@@ -67,7 +67,7 @@ def write_grafana(
     password = grafana / "admin-password"
     if not password.exists():
         _write(password, secrets.token_urlsafe(24))
-    ini = {
+    ini: dict[str, dict[str, object]] = {
         "server": {"http_addr": host, "http_port": port},
         "security": {"admin_password": f"$__file{{{place / 'admin-password'}}}", "disable_gravatar": "true"},
         "auth.anonymous": {"enabled": "false"},
