@@ -319,10 +319,9 @@ def _other_routes(service: Service, model: ServedModel) -> list[Route]:
     async def live(_: Request) -> Response:
         return json_response({"status": "ok"})
 
-    async def metrics(request: Request) -> Response:
-        accept, name = request.headers.get("accept", ""), model.model_names[0]
+    async def metrics(_: Request) -> Response:
         try:
-            text, kind = service.metrics.text(service.engine.engine, service.num_running, name, accept)
+            text, kind = service.metrics.text(service.engine.engine, service.num_running, model.model_names[0])
         except MissingPackageError as error:
             raise ApiError(501, "server", str(error)) from None
         return Response(text, headers={"Content-Type": kind})

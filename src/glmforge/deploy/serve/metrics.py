@@ -59,14 +59,14 @@ class ServerMetrics:
         self.between = Histogram("vllm:inter_token_latency_seconds", "Seconds between two tokens.", _BETWEEN)
         self.whole = Histogram("vllm:e2e_request_latency_seconds", "Seconds to the end of an answer.", _WHOLE)
 
-    def text(self, engine: Engine, num_active: int, model: str, accept: str = "") -> tuple[bytes, str]:
-        """All of them, and what the engine says, with the content type that `accept` chooses.
+    def text(self, engine: Engine, num_active: int, model: str) -> tuple[bytes, str]:
+        """All of them, and what the engine says, with their content type. Raises `MissingPackageError`.
 
-        Raises `MissingPackageError`.
+        Always Prometheus' own form: as OpenMetrics, prometheus_client writes the colons of vLLM's names as underscores.
         """
         with needed_for("/metrics"):
             from prometheus_client.exposition import choose_encoder
-        encode, content_type = choose_encoder(accept)
+        encode, content_type = choose_encoder("")
         return encode(_Collector(self._families(engine, num_active, model))), content_type
 
     def _families(self, engine: Engine, num_active: int, model: str) -> Iterator[Any]:
