@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -10,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from glmforge_ops.monitor.targets import file_sd, targets_of_runs
 from helpers.alert_cases import CASES
 from helpers.command import Commands, write_config
+from helpers.packages import install_or_skip
 from helpers.played import FACTOR, Player
 from helpers.prometheus_stack import Stack, answering, fetch, stack
 from helpers.tiny_data import TinyData
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("prometheus") is None or shutil.which("prometheus-alertmanager") is None,
-    reason="prometheus or prometheus-alertmanager is not installed",
-)
+PROGRAMS = ("prometheus", "prometheus-alertmanager")
+"""Debian's packages have the same names."""
 LIMIT_S = 120.0
 
 
@@ -28,6 +27,11 @@ def wait_until(reached: Callable[[], object]) -> None:
     while not reached():
         assert time.monotonic() < deadline
         time.sleep(0.05)  # asks servers that run by their own clocks; the outcome does not depend on it
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _programs() -> None:
+    install_or_skip(PROGRAMS, PROGRAMS)
 
 
 FAULTS = (
@@ -96,7 +100,6 @@ def test_a_page_inhibits_its_ticket_and_a_dead_run_what_it_does_not_do(tmp_path:
 def test_a_run_that_is_killed_pages_until_it_is_back_and_one_that_ends_is_silent(
     tiny_data: TinyData, tmp_path: Path, commands: Commands
 ) -> None:
-    pytest.importorskip("glmforge.observe.prometheus", reason="runs do not export metrics yet")
     runs = {name: tmp_path / "runs" / name for name in ("killed", "ends")}
     phases = [{"name": "main", "steps": 1_000_000, "seq_len": 16, "batch_size": 2}]
     started = {}
@@ -122,7 +125,6 @@ def test_a_run_that_is_killed_pages_until_it_is_back_and_one_that_ends_is_silent
 
 def _discover(servers: Stack, runs: Path) -> bool:
     """As `glmforge monitor targets` does."""
-    targets = pytest.importorskip("glmforge_ops.monitor.targets")
-    found, _ = targets.targets_of_runs([runs])
-    servers.set_targets(json.loads(targets.file_sd(found)))
+    found, _ = targets_of_runs([runs])
+    servers.set_targets(json.loads(file_sd(found)))
     return True

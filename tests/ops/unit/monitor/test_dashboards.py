@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from glmforge_ops.monitor.dashboards.grafana import dashboard_json, write_dashbo
 from glmforge_ops.monitor.dashboards.panels import DASHBOARDS, Dashboard
 from glmforge_ops.monitor.page.server import expression
 from glmforge_ops.monitor.rule_files import rule_text
+from helpers.packages import install_or_skip
 
 model = pytest.importorskip("grafana_foundation_sdk.models.dashboard", reason="grafana-foundation-sdk is not installed")
 PAGE = Path(expression.__code__.co_filename).parent
@@ -57,8 +57,7 @@ def test_names_are_unique_and_units_known_to_the_page(tmp_path: Path) -> None:
 
 
 def test_queries_are_promql(tmp_path: Path) -> None:
-    if shutil.which("promtool") is None:
-        pytest.skip("promtool is not installed")
+    install_or_skip(["promtool"], ["prometheus"])
     queries = [query.expr for dashboard in DASHBOARDS for panel in dashboard.panels for query in panel.queries]
     rules = [{"record": f"q{n}", "expr": expression(one, 'a"b.*\\(é', 15)} for n, one in enumerate(queries)]
     file = tmp_path / "rules.yml"

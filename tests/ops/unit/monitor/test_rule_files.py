@@ -1,7 +1,6 @@
 """The rule files as they are written: links, labels, links of another runbook, GPUs under either exporter's names."""
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from glmforge.cli.app import app
 from glmforge.errors import ConfigError, GlmforgeError
 from glmforge.recipes.all_metrics import all_metrics
 from glmforge_ops.monitor.rule_files import RULE_FILES, alerts, monitoring_files, rule_text
+from helpers.packages import install_or_skip
 
 RUNBOOK = Path(__file__).parents[4] / "docs" / "runbook.md"
 RULES = [rule for name in RULE_FILES for group in yaml.safe_load(rule_text(name))["groups"] for rule in group["rules"]]
@@ -67,8 +67,8 @@ def test_a_webhook_that_is_no_url_is_refused(webhook: str) -> None:
         monitoring_files(webhook)
 
 
-@pytest.mark.skipif(shutil.which("amtool") is None, reason="amtool is not installed")
 def test_alertmanager_takes_its_configuration_and_routes_all_to_the_webhook(tmp_path: Path) -> None:
+    install_or_skip(["amtool"], ["prometheus-alertmanager"])
     webhook = "https://oncall.example.org/hook?team='a': #1"
     file = tmp_path / "alertmanager.yml"
     file.write_text(monitoring_files(webhook.replace(" ", "%20"))["alertmanager.yml"])
@@ -94,9 +94,9 @@ def test_the_command_writes_all_files_and_replaces_none_unasked(tmp_path: Path) 
     assert isinstance(below_a_file.exception, GlmforgeError)
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
 def test_both_gpu_exporters_give_the_same_series(tmp_path: Path) -> None:
     """An H100 at half load, by ours and by dcgm-exporter, one of them or both."""
+    install_or_skip(["promtool"], ["prometheus"])
     ours, dcgm = '{gpu="0",uuid="GPU-1",hostname="n1"%s}', '{gpu="0",UUID="GPU-1",Hostname="n1",modelName="H100"}'
     values = {
         "gpu:utilization:ratio": (0.5, {"utilization": 50}, {"GPU_UTIL": 50}),

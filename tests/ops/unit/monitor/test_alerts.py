@@ -1,13 +1,13 @@
 """Every alert under promtool: fires in its minute and not before, resolves, and is silent at what is no fault."""
 
 import random
-import shutil
 from pathlib import Path
 
 import pytest
 
 from glmforge_ops.monitor.rule_files import RULE_FILES, alerts, rule_text
 from helpers.alert_cases import CASES, ENDED
+from helpers.packages import install_or_skip
 from helpers.promtool import alarms_of, verdict
 
 RULES = {name: rule_text(name) for name in RULE_FILES}
@@ -15,7 +15,10 @@ BY_ALERT = {
     name: [case for case in (*CASES, *ENDED) if case.alert == name] for name in {case.alert: 0 for case in CASES}
 }
 
-pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+
+@pytest.fixture(autouse=True, scope="module")
+def _promtool() -> None:
+    install_or_skip(["promtool"], ["prometheus"])
 
 
 def test_every_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
