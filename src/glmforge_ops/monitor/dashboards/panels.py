@@ -3,6 +3,8 @@
 Queries read the names of `MetricTable.exported` and what `rules/recording.yml` records; `$run` is a regular expression
 that selects runs, `$__rate_interval` a window that holds several scrapes. A panel with `needs` has data only where
 there is such hardware or such a run. The test that asks a real Prometheus passes over what is `NOT_EVERYWHERE` alone.
+
+No panel has a line for each rank, GPU or node: of thousands it shows the extremes and the median, or the worst few.
 """
 
 from typing import NamedTuple
@@ -55,8 +57,22 @@ def _recorded(title: str, unit: str, name: str, needs: str = "", by: str = "{{ru
     return Panel(title, unit, (Query(f"{name}{selected}", by),), needs)
 
 
-def _gpu(title: str, unit: str, name: str) -> Panel:
-    return _recorded(title, unit, name, GPU, "{{hostname}} {{gpu}}")
+def _spread(metric: str, label: str = "", by: str = "by (run) ") -> tuple[Query, ...]:
+    """Of all ranks of a run, or of all GPUs."""
+    words = (("max {0}({1})", "highest"), ("quantile {0}(0.5, {1})", "median"), ("min {0}({1})", "lowest"))
+    return tuple(Query(expr.format(by, metric), f"{label}{word}") for expr, word in words)
+
+
+def _of_ranks(title: str, unit: str, name: str) -> Panel:
+    return Panel(title, unit, _spread(f'glmforge_{name}{{run=~"$run"}}', "{{run}} "))
+
+
+def _gpus(title: str, unit: str, name: str) -> Panel:
+    return Panel(title, unit, _spread(name, by=""), GPU)
+
+
+def _worst_gpus(title: str, name: str) -> Panel:
+    return Panel(title, "none", (Query(f"topk({_FEW}, {name} > 0)", "{{hostname}} {{gpu}}"),), GPU)
 
 
 def _quantiles(title: str, name: str) -> Panel:
@@ -66,8 +82,13 @@ def _quantiles(title: str, name: str) -> Panel:
     return Panel(title, "s", tuple(queries), SERVER)
 
 
-_NETWORK = "sum by (instance) (rate(node_network_{0}_bytes_total[$__rate_interval]))"
+_FEW = 10
+"""Lines of the machines that are worst off."""
+_NETWORK = f"topk({_FEW}, sum by (instance) (rate(node_network_{{0}}_bytes_total[$__rate_interval])))"
+_AVAILABLE = "node_memory_MemAvailable_bytes / node_memory_MemTotal_bytes"
+_FREE = 'node_filesystem_avail_bytes{fstype!~"tmpfs|overlay|squashfs"} / node_filesystem_size_bytes'
 _CORES = 'on (instance) count by (instance) (node_cpu_seconds_total{mode="idle"})'
+_SLOWEST = 'max by (run, __name__) ({{__name__=~"glmforge_comm_{0}_.+",run=~"$run"}})'
 _STEP_RATE = 'rate(glmforge_{0}{{run=~"$run"}}[$__rate_interval])'
 
 RUN = Dashboard(
@@ -82,7 +103,7 @@ RUN = Dashboard(
         _one("Learning rate", "none", "lr"),
         _one("Gradient norm", "none", "grad_norm"),
         _one("Tokens per second", "none", "tokens_per_second"),
-        _one("Seconds per step", "s", "step_seconds", "{{run}} rank {{rank}}"),
+        _of_ranks("Seconds per step, of all ranks", "s", "step_seconds"),
         _one("Model FLOPs utilisation", "percentunit", "mfu", needs=GPU),
         _one("Steps that were not finite", "none", "nonfinite_steps_total"),
         _one("Held-out bits per byte", "none", "bits_per_byte", "{{run}} {{source}}"),
@@ -110,18 +131,18 @@ COMMUNICATION = Dashboard(
     "Communication",
     (
         Panel(
-            "Time under way in the measured step", "s",
-            (Query('{__name__=~"glmforge_comm_seconds_.+",run=~"$run"}', "{{run}} {{__name__}}"),), SEVERAL_RANKS,
+            "Time under way in the measured step, slowest rank", "s",
+            (Query(_SLOWEST.format("seconds"), "{{run}} {{__name__}}"),), SEVERAL_RANKS,
         ),
         Panel(
             "Size of the buffers of that step", "bytes",
-            (Query('{__name__=~"glmforge_comm_bytes_.+",run=~"$run"}', "{{run}} {{__name__}}"),), SEVERAL_RANKS,
+            (Query(_SLOWEST.format("bytes"), "{{run}} {{__name__}}"),), SEVERAL_RANKS,
         ),
         _recorded("Slowest rank to the median", "none", "run:straggler_ratio", SEVERAL_RANKS),
         _one("Slowest rank", "none", "slowest_rank", needs=SEVERAL_RANKS),
         _one("Ranks", "none", "world_size"),
         Panel(
-            "Bytes through network interfaces", "Bps",
+            "Bytes through network interfaces, busiest machines", "Bps",
             (
                 Query(_NETWORK.format("receive"), "{{instance}} in"),
                 Query(_NETWORK.format("transmit"), "{{instance}} out"),
@@ -144,13 +165,8 @@ DATA = Dashboard(
         ),
         _one("Saves that failed", "none", "checkpoint_failures_total"),
         Panel(
-            "Free space", "percentunit",
-            (
-                Query(
-                    'node_filesystem_avail_bytes{fstype!~"tmpfs|overlay|squashfs"} / node_filesystem_size_bytes',
-                    "{{instance}} {{mountpoint}}",
-                ),
-            ),
+            "Free space, fullest disks", "percentunit",
+            (Query(f"bottomk({_FEW}, {_FREE})", "{{instance}} {{mountpoint}}"),),
         ),
         Panel(
             "Corpus: documents per second", "none",
@@ -179,20 +195,20 @@ FLEET = Dashboard(
         Panel("Targets up", "none", (Query("sum by (job) (up)", "{{job}}"),)),
         Panel("Targets down", "none", (Query("sum by (job) (1 - up)", "{{job}}"),)),
         Panel("Firing alerts", "none", (Query('sum(ALERTS{alertstate="firing"}) or vector(0)', "alerts"),)),
-        Panel("Load per core", "none", (
-            Query(f"node_load1 / {_CORES}", "{{instance}}"),
+        Panel("Load per core, busiest machines", "none", (
+            Query(f"topk({_FEW}, node_load1 / {_CORES})", "{{instance}}"),
         )),
-        Panel("Memory in use", "percentunit", (
-            Query("1 - node_memory_MemAvailable_bytes / node_memory_MemTotal_bytes", "{{instance}}"),
+        Panel("Memory in use, fullest machines", "percentunit", (
+            Query(f"topk({_FEW}, 1 - {_AVAILABLE})", "{{instance}}"),
         )),
-        _one("Resident memory of ranks", "bytes", "rss_bytes", "{{run}} rank {{rank}}"),
-        _gpu("GPU utilisation", "percentunit", "gpu:utilization:ratio"),
-        _gpu("GPU memory in use", "bytes", "gpu:memory_used:bytes"),
-        _gpu("GPU temperature", "celsius", "gpu:temperature:celsius"),
-        _gpu("GPU power", "watt", "gpu:power:watts"),
-        _gpu("GPU throttled", "none", "gpu:throttled:bool"),
-        _gpu("Uncorrected memory errors", "none", "gpu:ecc_uncorrected:total"),
-        _gpu("Last Xid error", "none", "gpu:xid:last"),
+        _of_ranks("Resident memory of ranks", "bytes", "rss_bytes"),
+        _gpus("GPU utilisation", "percentunit", "gpu:utilization:ratio"),
+        _gpus("GPU memory in use", "bytes", "gpu:memory_used:bytes"),
+        _gpus("GPU temperature", "celsius", "gpu:temperature:celsius"),
+        _gpus("GPU power", "watt", "gpu:power:watts"),
+        Panel("GPUs throttled", "none", (Query("sum(gpu:throttled:bool)", "GPUs"),), GPU),
+        _worst_gpus("Uncorrected memory errors", "gpu:ecc_uncorrected:total"),
+        _worst_gpus("Last Xid error", "gpu:xid:last"),
         _recorded("Peak of allocated GPU memory", "percentunit", "run:device_memory:ratio", GPU),
     ),
 )  # fmt: skip
