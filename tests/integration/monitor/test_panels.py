@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from glmforge.config.schema import RunConfig
 from glmforge.recipes.train import train
 from glmforge_ops.monitor.dashboards.panels import DASHBOARDS, NOT_EVERYWHERE
 from glmforge_ops.monitor.page.server import expression
@@ -71,6 +72,17 @@ def _corpus(directory: Path) -> str:
     return str(pipeline)
 
 
+def _sft(data: TinyData, output: Path, base: Path, observe: dict[str, Any]) -> RunConfig:
+    said = [{"role": "user", "content": "What is two?"}, {"role": "assistant", "content": "One and one."}]
+    (base.parent / "chat.jsonl").write_text((json.dumps({"messages": said}) + "\n") * 50)
+    sources = [{"name": "chat", "path": str(base.parent / "chat.jsonl")}]
+    return data.run_config(
+        output, name="sft", stage="sft", init_from=str(base), observe=observe,
+        data={"tokenizer": str(data.tokenizer), "sources": sources},
+        phases=[{"name": "sft", "steps": 100_000, "seq_len": 64, "batch_size": 4}],
+    )  # fmt: skip
+
+
 def _rename(run: Path, other: Path) -> None:
     """A later file of a stranger announces the run's address under a name that is none of ours."""
     told = json.loads((run / "exporter/rank-00000.json").read_text())
@@ -80,7 +92,7 @@ def _rename(run: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def monitored(tiny_data: TinyData, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
-    """A run, one of two ranks, one of stage rl, a corpus run and a server, scraped every second."""
+    """A run, one of two ranks, one of SFT, one of stage rl, a corpus run and a server, scraped every second."""
     install_or_skip(PROGRAMS, PROGRAMS)
     directory = tmp_path_factory.mktemp("monitored")
     runs = directory / "runs"
@@ -104,6 +116,7 @@ def monitored(tiny_data: TinyData, tmp_path_factory: pytest.TempPathFactory) -> 
             observed = exporting | {"communication_every": 2, "straggler_every": 2}
             config = tiny_data.run_config(runs / "spread", **spread, observe=observed)
             commands.start("train", write_config(config), ranks=2)
+            commands.start("train", write_config(_sft(tiny_data, runs / "sft", base, exporting)))
             prompts = write_prompts(directory / "prompts.jsonl")
             settings = {"name": "rl", "init_from": str(base), "observe": exporting}
             config = rl_config(
@@ -131,6 +144,10 @@ def test_every_panel_has_data(monitored: Monitored) -> None:
     told = status(monitored.state)
     assert {one["health"] for one in told["services"]} == {"ready", "running"}
     assert {one["job"] for one in told["targets"]} >= {"glmforge", "node", "serving"}
+    stages = {
+        one["metric"]["stage"] for one in monitored.state.prometheus().query("last_over_time(glmforge_step[10m])")
+    }
+    assert stages == {"pretrain", "sft", "rl"}
 
 
 def test_a_run_is_selected_whatever_its_name(monitored: Monitored) -> None:
