@@ -1,5 +1,7 @@
 """`glmforge debug`: what to hand to whoever is asked for help with a run."""
 
+import errno
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -35,6 +37,7 @@ def bundle(
 
     path, made = make_bundle(run, output)
     size = format_bytes(path.stat().st_size)
-    typer.echo(f"{path}: {len(made.members)} files, {size}; {made.redactor.count} secrets removed")
+    typer.echo(f"{path}: {len(made.members)} files, {size}; secrets removed: {made.redactor.count}")
     for name, why in made.left_out.items():
-        typer.echo(escaped(f"left out {name}: {why}"), err=True)
+        if why != os.strerror(errno.ENOENT):  # no run has all files
+            typer.echo(escaped(f"left out {name}: {why}"), err=True)

@@ -61,7 +61,7 @@ class Figure:
 def read_runs(paths: Sequence[Path]) -> list[ComparedRun]:
     """Raises `GlmforgeError` for fewer than two or too many runs, or one that cannot be read."""
     if not 2 <= len(paths) <= MAX_RUNS:
-        raise GlmforgeError(f"compare: {len(paths)} runs; pass 2 to {MAX_RUNS}")
+        raise GlmforgeError(f"compare: pass 2 to {MAX_RUNS} runs, not {len(paths)}")
     names = [path.absolute().name for path in paths]
     if len(set(names)) < len(names):
         names = [str(path) for path in paths]

@@ -71,6 +71,8 @@ class Timeline:
 
 def timeline_of(run: Path, *, now: datetime | None = None) -> Timeline:
     """Of a run, and of its job if it has one. Raises `GlmforgeError` if files are damaged, or nothing is recorded."""
+    if not run.is_dir():
+        raise GlmforgeError(f"{run}: no such directory; pass that of a run")
     directory, now = RunDirectory(run), now or utc_now()
     events, rows, metrics = (
         read_jsonl(path) if path.exists() else [] for path in (directory.events, directory.time, directory.metrics)

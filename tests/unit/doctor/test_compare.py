@@ -97,7 +97,7 @@ def test_sixteen_runs_of_any_length_and_none_more(tmp_path: Path) -> None:
     text = out.read_text()
     assert all(f"var(--series-{number})" in text for number in range(1, 9))
     assert text.count("border-top-style: dashed") == 8
-    with pytest.raises(GlmforgeError, match="17 runs; pass 2 to 16"):
+    with pytest.raises(GlmforgeError, match="pass 2 to 16 runs, not 17"):
         read_runs(paths)
     with pytest.raises(GlmforgeError, match="given twice"):
         read_runs([paths[0], paths[0]])
