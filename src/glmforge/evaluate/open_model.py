@@ -4,6 +4,8 @@ Sharded weights are held in the type that they are computed in, as in one proces
 requests; ranks of one tp or pp group the same ones (`generate.sharded`).
 """
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from glmforge.checkpoint.collective import all_gather
 from glmforge.checkpoint.convert import HfTensors, hf_model_config
 from glmforge.checkpoint.initial_weights import load_initial_weights
 from glmforge.checkpoint.pretrained import check_vocabulary, load_tokenizer, open_checkpoint
@@ -21,7 +24,6 @@ from glmforge.config.parameters import EMBEDDING
 from glmforge.config.schema import RunConfig
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import CheckpointError, ConfigError, GlmforgeError
-from glmforge.evaluate.run import weights_digest
 from glmforge.files import kind_of
 from glmforge.generate.config import EngineConfig
 from glmforge.generate.engine import Engine
@@ -29,6 +31,7 @@ from glmforge.generate.runner import WholeModel
 from glmforge.generate.sharded import ShardedModel
 from glmforge.kernels.allocator import keep_large_blocks
 from glmforge.parallel.build import DTYPES, build_model
+from glmforge.parallel.placement import local_chunk
 from glmforge.parallel.world import join_world
 from glmforge.runtime.launch import LaunchEnvironment
 
@@ -124,3 +127,25 @@ def _run_config(source: Path, dtype: torch.dtype | None, num_ranks: int, paralle
     )
     settings = [part for text in parallel for part in text.split(",") if part]
     return load_config(dump_config(run), [f"parallel.{one}" for one in settings])
+
+
+@torch.no_grad()
+def weights_digest(tensors: Mapping[str, Tensor], per_tensor: int = 64) -> str:
+    """A digest of names, shapes and some values of every tensor.
+
+    Ranks call this together with their parts; the digest is that of the whole model in one process.
+    """
+    mine: dict[tuple[str, str, str], dict[int, float]] = {}
+    for name, tensor in tensors.items():
+        local, offsets = local_chunk(tensor)
+        places = torch.arange(0, tensor.numel(), max(1, tensor.numel() // per_tensor))
+        indices = torch.stack(torch.unravel_index(places, tensor.shape)) - torch.tensor(offsets)[:, None]
+        inside = ((indices >= 0) & (indices < torch.tensor(local.shape)[:, None])).all(0)
+        values = local[tuple(indices[:, inside].to(local.device))].double().tolist()
+        mine[name, str(tensor.shape), str(tensor.dtype)] = dict(zip(places[inside].tolist(), values, strict=True))
+    whole: dict[tuple[str, str, str], dict[int, float]] = {}
+    for part in all_gather(mine):
+        for key, picked in part.items():
+            whole.setdefault(key, {}).update(picked)
+    content = [[*key, sorted(picked.items())] for key, picked in sorted(whole.items())]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()

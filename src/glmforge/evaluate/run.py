@@ -1,6 +1,5 @@
 """An evaluation from start to end: prepared or resumed, run, and written."""
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -8,10 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from glmforge.checkpoint.collective import all_gather
 from glmforge.checkpoint.find import find_checkpoint
 from glmforge.checkpoint.format.meta import read_meta
 from glmforge.data.files import disk_errors, write_whole
@@ -22,7 +17,6 @@ from glmforge.evaluate.benchmarks.model import Generation
 from glmforge.evaluate.result import RESULT, Item, Result, Score, changed, write_result
 from glmforge.files import kind_of, read_json
 from glmforge.observe.environment import library_versions
-from glmforge.parallel.placement import local_chunk
 
 ASKED, PREDICTIONS = "asked.json", "predictions.jsonl"
 _PACKAGES = ("glmforge", "torch", "lm-eval", "math-verify", "transformers", "tokenizers")
@@ -117,25 +111,3 @@ def trained_for(source: str) -> dict[str, object]:
     except CheckpointError:
         return {}
     return {"step": meta.step, "tokens": meta.tokens_consumed}
-
-
-@torch.no_grad()
-def weights_digest(tensors: Mapping[str, Tensor], per_tensor: int = 64) -> str:
-    """A digest of names, shapes and some values of every tensor.
-
-    Ranks call this together with their parts; the digest is that of the whole model in one process.
-    """
-    mine: dict[tuple[str, str, str], dict[int, float]] = {}
-    for name, tensor in tensors.items():
-        local, offsets = local_chunk(tensor)
-        places = torch.arange(0, tensor.numel(), max(1, tensor.numel() // per_tensor))
-        indices = torch.stack(torch.unravel_index(places, tensor.shape)) - torch.tensor(offsets)[:, None]
-        inside = ((indices >= 0) & (indices < torch.tensor(local.shape)[:, None])).all(0)
-        values = local[tuple(indices[:, inside].to(local.device))].double().tolist()
-        mine[name, str(tensor.shape), str(tensor.dtype)] = dict(zip(places[inside].tolist(), values, strict=True))
-    whole: dict[tuple[str, str, str], dict[int, float]] = {}
-    for part in all_gather(mine):
-        for key, picked in part.items():
-            whole.setdefault(key, {}).update(picked)
-    content = [[*key, sorted(picked.items())] for key, picked in sorted(whole.items())]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -25,6 +25,7 @@ pytest.importorskip("prometheus_client")
 
 PROGRAMS = ("prometheus", "prometheus-alertmanager", "prometheus-node-exporter")
 """Debian's packages have the same names."""
+TESTS = Path(__file__).parents[2]
 HOSTILE = '<img src=x onerror="canary=1">$.*\\'
 _LIMIT_S = 420.0  # generous: several trainings on a busy machine
 
@@ -119,10 +120,8 @@ def monitored(tiny_data: TinyData, tmp_path_factory: pytest.TempPathFactory) -> 
             commands.start("train", write_config(_sft(tiny_data, runs / "sft", base, exporting)))
             prompts = write_prompts(directory / "prompts.jsonl")
             settings = {"name": "rl", "init_from": str(base), "observe": exporting}
-            config = rl_config(
-                tiny_data, runs / "rl", prompts, steps=5_000, **settings
-            )  # more: rewards in every nth record
-            commands.start("train", write_config(config))
+            config = rl_config(tiny_data, runs / "rl", prompts, steps=5_000, **settings)
+            commands.start("train", write_config(config), environment={"PYTHONPATH": str(TESTS)})  # its reward is there
             commands.start("data", "run", _corpus(directory), "--metrics-port", "0")
             first.wait_until((runs / "alone/exporter/rank-00000.json").exists)
             _rename(runs / "alone", runs / "somebody's")

@@ -68,7 +68,7 @@ class Opened:
         assert [url for url in self.requests if not url.startswith((self.server.url, "blob:"))] == []
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # its event loop runs in this thread: other modules need their own
 def browser() -> Iterator[Any]:
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:

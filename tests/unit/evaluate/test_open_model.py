@@ -13,8 +13,7 @@ from helpers.evaluation import write_export
 from helpers.tiny_data import TinyData
 
 pytest.importorskip("lm_eval")
-from glmforge.evaluate.open_model import OpenModel, open_model
-from glmforge.evaluate.run import weights_digest
+from glmforge.evaluate.open_model import OpenModel, open_model, weights_digest
 
 CONFIG = EngineConfig(cache_bytes=1 << 22)
 
