@@ -160,18 +160,18 @@ def status(state: State) -> dict[str, Any]:
         {"service": name, "address": url_of(one) if one.port else "", "health": _health(state, name, one)}
         for name, one in state.services.items()
     ]
-    told: dict[str, Any] = {"services": services, "targets": [], "alerts": []}
+    found: dict[str, Any] = {"services": services, "targets": [], "alerts": []}
     with suppress(HostError):
         prometheus = state.prometheus()
-        told["targets"] = [
+        found["targets"] = [
             {"job": one["labels"].get("job", ""), "instance": one["labels"].get("instance", ""),
              "run": one["labels"].get("run", ""), "health": one["health"], "error": one["lastError"]}
             for one in prometheus.get("/api/v1/targets?state=active")["activeTargets"]
         ]  # fmt: skip
-        told["alerts"] = [
+        found["alerts"] = [
             one["labels"] for one in prometheus.get("/api/v1/alerts")["alerts"] if one["state"] == "firing"
         ]
-    return told
+    return found
 
 
 def commands(options: Options, state: State, *, config: str) -> dict[str, list[str]]:
@@ -345,5 +345,5 @@ def _check(options: Options) -> None:
             )
 
 
-def as_json(told: dict[str, Any]) -> str:
-    return json.dumps(told, indent=1)
+def as_json(found: dict[str, Any]) -> str:
+    return json.dumps(found, indent=1)

@@ -87,16 +87,16 @@ def status(
     from glmforge_ops.monitor.stack import as_json, open_state
     from glmforge_ops.monitor.stack import status as ask
 
-    told = ask(open_state(directory))
-    lines = [f"{one['service']}: {one['health']} {one['address']}".rstrip() for one in told["services"]]
-    down = [one for one in told["targets"] if one["health"] == "down"]
-    num_up = sum(one["health"] == "up" for one in told["targets"])
+    found = ask(open_state(directory))
+    lines = [f"{one['service']}: {one['health']} {one['address']}".rstrip() for one in found["services"]]
+    down = [one for one in found["targets"] if one["health"] == "down"]
+    num_up = sum(one["health"] == "up" for one in found["targets"])
     lines.append(f"targets: {num_up} up, {len(down)} down")
     lines += [f"  down: {one['job']} {one['run']} {one['instance']}: {one['error']}" for one in down]
-    lines.append(f"alerts: {len(told['alerts'])} firing")
-    lines += [f"  {one.get('alertname')}: {one.get('severity')} {one.get('run', '')}" for one in told["alerts"]]
-    typer.echo(as_json(told) if json else "\n".join(map(escaped, lines)))
-    if any(one["health"] not in ("ready", "running") for one in told["services"]):
+    lines.append(f"alerts: {len(found['alerts'])} firing")
+    lines += [f"  {one.get('alertname')}: {one.get('severity')} {one.get('run', '')}" for one in found["alerts"]]
+    typer.echo(as_json(found) if json else "\n".join(map(escaped, lines)))
+    if any(one["health"] not in ("ready", "running") for one in found["services"]):
         raise typer.Exit(1)
 
 

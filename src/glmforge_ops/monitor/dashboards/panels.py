@@ -212,7 +212,7 @@ FLEET = Dashboard(
         _recorded("Peak of allocated GPU memory", "percentunit", "run:device_memory:ratio", GPU),
     ),
 )  # fmt: skip
-RLHF = Dashboard(
+REINFORCEMENT = Dashboard(
     "glmforge-rl",
     "Reinforcement learning",
     (
@@ -247,4 +247,4 @@ SERVING = Dashboard(
     ),
 )  # fmt: skip
 
-DASHBOARDS = (RUN, EXPERTS, COMMUNICATION, DATA, GOODPUT, FLEET, RLHF, SERVING)
+DASHBOARDS = (RUN, EXPERTS, COMMUNICATION, DATA, GOODPUT, FLEET, REINFORCEMENT, SERVING)
