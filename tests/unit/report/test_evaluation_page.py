@@ -11,7 +11,7 @@ from glmforge.evaluate.compare import compare_results
 from glmforge.report.evaluation_page import write_page
 from helpers.results import chosen, item, made_result, reply, row, text_of, written
 
-HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)> {{ 7*7 }} \u202egnp.exe \x00 ' \" & <b>"
+HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)> {{ 12347*7 }} \u202egnp.exe \x00 ' \" & <b>"
 
 
 def test_hostile_text_stays_text_wherever_it_stands(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_hostile_text_stays_text_wherever_it_stands(tmp_path: Path) -> None:
         assert "<img" not in content
         assert "<b>" not in content
         assert content.count("&lt;script&gt;") >= 5
-        assert "49" not in re.sub(r"<style>.*?</style>", "", content, flags=re.DOTALL)
+        assert "86429" not in content
 
 
 def test_a_lone_surrogate_does_not_stop_the_page(tmp_path: Path) -> None:

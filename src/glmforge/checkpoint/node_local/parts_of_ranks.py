@@ -91,12 +91,23 @@ def read_part(file: Path) -> Part:
 def read_parts(directory: Path) -> tuple[list[Part], list[str]]:
     """The parts in a step's directory of one node, in the order of ranks, and one line for each unreadable one."""
     parts, problems = [], []
-    for file in sorted(directory.glob("part-*.json")):
+    for file in list_present(directory, "part-*.json"):
         try:
             parts.append(read_part(file))
         except CheckpointError as error:
             problems.append(str(error))
     return parts, problems
+
+
+def list_present(directory: Path, pattern: str) -> list[Path]:
+    """The files of `directory` that match, sorted; none if another rank is renaming it away just now.
+
+    `Path.glob` alone looks whether the directory is there, then opens it, and raises if it goes in between.
+    """
+    try:
+        return sorted(directory.glob(pattern))
+    except FileNotFoundError:
+        return []
 
 
 def find_part_problems(directory: Path, part: Part, *, checksums: bool) -> list[str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from glmforge.checkpoint.format.manifest import MANIFEST_FILE, find_problems, write_manifest
 from glmforge.checkpoint.format.store import checkpoint_path, publish
-from glmforge.checkpoint.node_local.parts_of_ranks import merged_records, part_name, read_parts, whole_saves
+from glmforge.checkpoint.node_local.parts_of_ranks import list_present, merged_records, part_name, read_parts, whole_saves
 from glmforge.errors import CheckpointError
 from glmforge.files import read_text
 from glmforge.runtime.durable import fsync_directory
@@ -106,7 +106,7 @@ def withdraw(directory: Path, rank: int, message: str) -> None:
 
 def said_to_have_failed(directory: Path) -> list[str]:
     """What ranks that could not write their part of a save have said, by rank."""
-    return [read_text(file, error=CheckpointError).strip() for file in sorted(directory.glob("failed-*.txt"))]
+    return [read_text(file, error=CheckpointError).strip() for file in list_present(directory, "failed-*.txt")]
 
 
 def _failure(directory: Path, rank: int) -> Path:

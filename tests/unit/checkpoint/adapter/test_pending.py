@@ -71,6 +71,28 @@ def found(root: Path) -> int | None:
     return step
 
 
+@pytest.mark.parametrize("look", [lambda at, save: publish_if_whole(at, 1, save), lambda at, save: failures(at, save)])
+def test_another_rank_may_publish_while_this_one_looks(tmp_path, monkeypatch, look):
+    """Between finding the directory of the save and opening it, the last rank has renamed it."""
+    save(tmp_path, 1, 1)
+    hidden, listed = pending_path(tmp_path, 1, "ab-00000001"), os.scandir
+
+    def publish_first(path):
+        if Path(path) == hidden and hidden.exists():
+            monkeypatch.setattr(os, "scandir", listed)
+            assert save(tmp_path, 1, 0)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", publish_first)
+    assert not look(tmp_path, "ab-00000001")
+    assert os.scandir is listed  # it did look
+    assert found(tmp_path) == 1
+
+
+def failures(root: Path, save: str) -> list[str]:
+    return said_to_have_failed(pending_path(root, 1, save))
+
+
 def test_the_last_one_publishes(tmp_path):
     assert not save(tmp_path, 1, 1)
     assert list_checkpoints(tmp_path) == []
