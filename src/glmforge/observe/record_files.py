@@ -1,4 +1,4 @@
-"""Files that records go to: JSONL, which is the run's memory, and TensorBoard's, which are a view of it.
+"""JSONL files that records go to: the run's memory. TensorBoard's (`glmforge.observe.tensorboard`) are a view of it.
 
 `metrics.jsonl` has one JSON object per line, written unbuffered, so a killed process loses at most the
 line it was writing. Opening the file again repairs that: the cut line goes. A run resumed from its checkpoint
@@ -17,17 +17,13 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from glmforge.errors import GlmforgeError
-from glmforge.extras import needed_for
 from glmforge.files import open_regular, read_end, shown
 from glmforge.observe.metric_table import LABEL, TEXT, MetricTable, label_text
-from glmforge.observe.metrics import METRICS, Record
+from glmforge.observe.metrics import Record
 from glmforge.runtime.lease import ensure_writable
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 _MAX_LINE = 1 << 26
 """Bytes; a longer line is not a record."""
@@ -63,7 +59,7 @@ class JsonlFile:
             # Unbuffered: after a failed write nothing is left that close() would try again.
             self._file = open_regular(self.path, "ab", buffering=0)
         except OSError as error:
-            raise _unwritable(self.path, error) from error
+            raise unwritable(self.path, error) from error
 
     def write(self, record: Mapping[str, object]) -> None:
         """Append one record and hand it to the operating system: it survives the end of this process.
@@ -79,57 +75,10 @@ class JsonlFile:
         except OSError as error:
             with suppress(OSError):
                 os.ftruncate(self._file.fileno(), size)
-            raise _unwritable(self.path, error) from error
+            raise unwritable(self.path, error) from error
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class TensorBoardFile:
-    """Writes each number of a record as a TensorBoard scalar under the tag its metric has in the table.
-
-    Labels become parts of the tag: first those of the record (an evaluation's source; task, length and depth of
-    needles), then the metric's own. Each record is flushed.
-
-    Args:
-        directory: TensorBoard's log directory of this run.
-        resume_step: the step the run resumes after; TensorBoard hides what was logged past it.
-        table: has a row for each name in the records.
-
-    Raises:
-        MissingPackageError: the package `tensorboard` is not installed.
-        RunFileError: the directory cannot be written.
-    """
-
-    def __init__(
-        self, directory: str | os.PathLike[str], *, resume_step: int | None = None, table: MetricTable = METRICS
-    ) -> None:
-        purge_step = None if resume_step is None else resume_step + 1
-        self.directory, self._table = Path(directory), table
-        try:
-            self._writer = summary_writer_class()(os.fspath(directory), purge_step=purge_step)
-        except OSError as error:
-            raise _unwritable(self.directory, error) from error
-
-    def write(self, record: Mapping[str, object]) -> None:
-        """Write the numbers of a record at its `step` as one event, four times as fast as one each; see `scalars`."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=tag, simple_value=number) for tag, number in scalars(self._table, record)]
-        try:
-            self._writer._get_file_writer().add_summary(Summary(value=values), record["step"])
-            self._writer.flush()
-        except OSError as error:
-            raise _unwritable(self.directory, error) from error
-
-    def close(self) -> None:
-        self._writer.close()
 
     def __enter__(self) -> Self:
         return self
@@ -269,12 +218,6 @@ def _decode(value: Any) -> Any:
     return [_decode(one) for one in value] if isinstance(value, list) else value
 
 
-def _unwritable(path: Path, error: OSError) -> RunFileError:
+def unwritable(path: Path, error: OSError) -> RunFileError:
+    """The error for a file that the operating system refuses to write."""
     return RunFileError(f"{path}: cannot be written ({error.strerror}); free some space or fix its permissions")
-
-
-def summary_writer_class() -> "type[SummaryWriter]":
-    """Raises `MissingPackageError` where the package `tensorboard` is not installed."""
-    with needed_for("observe.tensorboard: true"):
-        from torch.utils.tensorboard import SummaryWriter
-    return SummaryWriter

@@ -1,4 +1,5 @@
-"""Where a run's records go: its files, TensorBoard, and the line a person watches.
+"""Where a run's records go: its files, and the line a person watches; TensorBoard, trackers and the exporter have
+modules of their own.
 
 Another place (a database, a push gateway) is a class with the methods of `glmforge.observe.bus.Sink`, and a line in
 `run_sinks`, which wraps it in `Background` if it may be slow.
@@ -18,9 +19,10 @@ from glmforge.observe.metric_table import MetricTable
 from glmforge.observe.metrics import Record
 from glmforge.observe.progress import TrainingProgress
 from glmforge.observe.prometheus import ExportedRun, Prometheus
-from glmforge.observe.record_files import JsonlFile, TensorBoardFile, summary_writer_class
+from glmforge.observe.record_files import JsonlFile
 from glmforge.observe.run import RunDirectory, event_record
-from glmforge.observe.tracking import Tracking
+from glmforge.observe.tensorboard import TensorBoard
+from glmforge.observe.tracking_process import TrackingProcess
 from glmforge.runtime.launch import LaunchEnvironment
 from glmforge.runtime.lease import LeaseLostError
 
@@ -59,7 +61,7 @@ def run_sinks(
         sinks.append(Background(TensorBoard(directory.tensorboard, kinds)))
     if observe.tracking and observe.tracking.mode != "disabled":
         settings = config.model_dump(mode="json")
-        sinks.append(Background(Tracking(observe.tracking, directory.root, config.name, settings)))
+        sinks.append(Background(TrackingProcess(observe.tracking, directory.root, config.name, settings)))
     if observe.progress:
         sinks.append(ProgressLine(total))
     return sinks
@@ -159,32 +161,6 @@ class RunFiles:
         detail = f"{path.name} lost {lost.number} records, from step {lost.step} on: {lost.reason}"
         logger.warning("%s is writable again; %s", path, detail)
         self.write(Kind.EVENT, event_record("records written again", step=record.get("step", 0), detail=detail))
-
-
-class TensorBoard:
-    """Metrics, evaluations, needles and benchmarks, each in a directory of their own: two writers that resume would
-    hide each other's records. Raises `MissingPackageError` where TensorBoard is not installed."""
-
-    name = "TensorBoard"
-
-    def __init__(self, directory: Path, kinds: Collection[Kind] = (Kind.METRICS,)) -> None:
-        summary_writer_class()
-        names = {Kind.METRICS: "", Kind.EVALUATION: "evaluation", Kind.NEEDLES: "needles", Kind.BENCHMARK: "benchmarks"}
-        self._directories = {kind: directory / name for kind, name in names.items() if kind in kinds}
-        self._open: dict[Kind, TensorBoardFile] = {}
-
-    def open(self, step: int, tokens: int, table: MetricTable) -> None:
-        self.close()
-        for kind, directory in self._directories.items():
-            self._open[kind] = TensorBoardFile(directory, resume_step=step, table=table)
-
-    def write(self, kind: Kind, record: Record) -> None:
-        if kind in self._directories:
-            self._open[kind].write(record)
-
-    def close(self) -> None:
-        for file in self._open.values():
-            file.close()
 
 
 class ProgressLine:

@@ -14,7 +14,8 @@ from glmforge.observe.bus import Kind, MetricsBus
 from glmforge.observe.metric_table import MetricTable
 from glmforge.observe.record_files import RunFileError, read_jsonl
 from glmforge.observe.run import RunDirectory
-from glmforge.observe.run_sinks import ProgressLine, RunFiles, TensorBoard
+from glmforge.observe.run_sinks import ProgressLine, RunFiles
+from glmforge.observe.tensorboard import TensorBoard
 
 
 @contextmanager
@@ -88,7 +89,6 @@ def test_what_is_damaged_or_not_installed_is_refused_before_the_first_step(
     with pytest.raises(RunFileError, match="line 2"):
         MetricsBus([RunFiles(RunDirectory(tmp_path))]).open(3, 0)
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
     with pytest.raises(GlmforgeError, match=r"observe.tensorboard: true.*pip install 'glmforge\[observe\]'"):
         TensorBoard(tmp_path)
 

@@ -20,7 +20,13 @@ from pathlib import Path
 
 from glmforge.checkpoint.format.manifest import MANIFEST_FILE, find_problems, write_manifest
 from glmforge.checkpoint.format.store import checkpoint_path, publish
-from glmforge.checkpoint.node_local.parts_of_ranks import list_present, merged_records, part_name, read_parts, whole_saves
+from glmforge.checkpoint.node_local.parts_of_ranks import (
+    list_present,
+    merged_records,
+    part_name,
+    read_parts,
+    whole_saves,
+)
 from glmforge.errors import CheckpointError
 from glmforge.files import read_text
 from glmforge.runtime.durable import fsync_directory
