@@ -1,0 +1,187 @@
+"""`deepspeed`: a user's DeepSpeed JSON beside a run's own keys.
+
+    backend: deepspeed
+    deepspeed:
+      file: zero3.json                            # as it is; relative to the working directory of the run
+      settings: {zero_optimization: {stage: 2}}   # keys laid over the file's, or all of them without a file
+
+`glmforge.config.load` replaces `file` by its contents, so that a stored configuration is whole. What the JSON says of a
+run's own keys fills in those that the run leaves out; a contradiction is an error that names both. The learning rate,
+clipping and accumulation are the trainer's, so the engine gets no scheduler and no batch sizes.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from glmforge.config.deepspeed_keys import AS_OURS, COMPUTED, INSTEAD, NO_MUON, OURS, REFUSED, DeepSpeedConfig
+from glmforge.config.model import Strict, refuse
+
+_AXIS, _FSDP = "ZeRO shards over data ranks alone", "is for FSDP"
+NATIVE_ONLY: dict[str, tuple[Any, str]] = {
+    "parallel.pp": (1, _AXIS),
+    "parallel.dp_replicate": (1, _AXIS + ", in groups of zero_optimization.zero_hpz_partition_size"),
+    "parallel.cp": (1, _AXIS),
+    "parallel.tp": (1, _AXIS),
+    "parallel.ep": (1, _AXIS),
+    "parallel.cpu_offload": (False, "see zero_optimization.offload_optimizer and offload_param"),
+    "parallel.activation_offload": (False, "not supported with ZeRO"),
+    "parallel.reduce_gradients": ("every_micro_batch", _FSDP),
+    "parallel.reshard_after_forward": (None, _FSDP),
+    "parallel.prefetch_layers": (1, _FSDP + "; see zero_optimization.stage3_prefetch_bucket_size"),
+    "parallel.compile": (False, "compiled layers would miss ZeRO's hooks"),
+    "precision.low_precision": ("none", "not supported with ZeRO"),
+    "precision.frozen": ("fp32", "not supported with ZeRO"),
+    "optim.state_dtype": ("fp32", "ZeRO keeps moments in fp32"),
+    "optim.matrix_optimizer": ("adamw", NO_MUON),
+    "regularization.ewc": (None, "gradients lie in ZeRO's partitions"),
+    "lora": (None, "not supported with ZeRO"),
+}
+"""A run's key -> the only value that it has with DeepSpeed, and why."""
+
+
+class DeepSpeedSection(Strict):
+    """`deepspeed`."""
+
+    settings: DeepSpeedConfig
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """`engine`: what `deepspeed.initialize(config=...)` is given. `notes`: a line for each key that is not handed on
+    as it was written."""
+
+    engine: dict[str, Any]
+    notes: list[str]
+
+
+def resolve(given: DeepSpeedConfig, config: Any, world_size: int) -> Resolved:
+    """What the engine of the checked `RunConfig` on so many ranks gets, without any "auto"."""
+    engine, optim, width = given.model_dump(mode="json"), config.optim, config.model.hidden_size
+    values = {theirs: ours for theirs, ours in (OURS | COMPUTED).items() if _at(given, theirs) is not None}
+    notes = [f"{theirs}: by {ours}{_shown(config, ours)}" for theirs, ours in values.items()]
+    for key in {*OURS, *COMPUTED, *INSTEAD, "scheduler"} & engine.keys():
+        del engine[key]
+    notes += [f"{key}: no effect; see {ours}" for key, ours in INSTEAD.items() if _at(given, key) is not None]
+    if given.scheduler is not None and "warmup_type" not in given.scheduler.params.model_fields_set:
+        notes.append("scheduler.params.warmup_type: linear; DeepSpeed's default would be log")
+    zero = engine["zero_optimization"]
+    of_width = {"stage3_prefetch_bucket_size": int(0.9 * width * width), "reduce_bucket_size": width * width}
+    of_width["stage3_param_persistence_threshold"] = 10 * width
+    for key in [key for key, value in zero.items() if value == "auto"]:
+        zero[key] = of_width.get(key)
+        notes.append(f"zero_optimization.{key}: auto is {zero[key] or 'the default of DeepSpeed'}")
+    engine["zero_optimization"] = {key: value for key, value in zero.items() if value is not None}
+    engine["bf16"] = {**engine.get("bf16", {}), "enabled": config.precision.compute == "bf16"}
+    params = {"lr": optim.lr, "betas": list(optim.betas), "eps": optim.eps, "weight_decay": optim.weight_decay}
+    params |= {"torch_adam": True} if _at(given, "optimizer.params.torch_adam") else {}
+    engine["optimizer"] = {"type": "AdamW", "params": params}
+    engine.setdefault("communication_data_type", "fp32")
+    if zero["stage"] > 1:  # in stage 1 it would select another optimizer than ZeRO's
+        engine.setdefault("data_types", {"grad_accum_dtype": "fp32"})
+    elif engine.pop("data_types", None):
+        notes.append("data_types: no effect in stage 1")
+    return Resolved(engine, notes)
+
+
+def with_deepspeed_defaults(given: Any) -> Any:
+    """What a run is given, with what its DeepSpeed settings say of keys that it leaves out."""
+    section = given.get("deepspeed") if isinstance(given, dict) else None
+    if not isinstance(section, dict) or given.get("backend") != "deepspeed":
+        return given
+    try:
+        settings = DeepSpeedConfig.model_validate(section.get("settings"))
+    except ValidationError:
+        return given  # reported of the section itself
+    filled = dict(given)
+    for _, ours, value in _of_ours(settings, _lr_of(given.get("optim"), settings)):
+        name, field = ours.split(".")
+        if isinstance(filled.setdefault(name, {}), dict):
+            filled[name] = {field: value, **filled[name]}
+    return filled
+
+
+def check_deepspeed(run: Any) -> None:
+    """Refuse what a `RunConfig` cannot have with DeepSpeed, and what contradicts its settings."""
+    if run.backend == "native":
+        if run.deepspeed is not None:
+            refuse("deepspeed", "needs backend: deepspeed; set that, or remove this section")
+        return
+    if run.deepspeed is None:
+        refuse("deepspeed", "missing; give file (DeepSpeed's JSON) or settings with zero_optimization.stage")
+    if run.stage == "rl":
+        refuse("stage", "'rl' needs backend: native, since rollouts read its weights")
+    rules = {
+        f"optim.rules.{i}.optimizer": ("adamw", NO_MUON) for i, rule in enumerate(run.optim.rules) if rule.optimizer
+    }
+    for key, (allowed, why) in (NATIVE_ONLY | rules).items():
+        if (value := _at(run, key)) != allowed:
+            shown, wanted = "" if isinstance(value, Strict) else f"{value!r} ", "null" if allowed is None else allowed
+            refuse(
+                key,
+                f"{shown}needs backend: native; {why}; with deepspeed set it to {wanted}",
+            )
+    if len({bool(phase.mtp_loss_weight) for phase in run.phases}) > 1:
+        refuse(
+            "phases", "ZeRO updates MTP layers in all phases or none; set mtp_loss_weight to 0 in all, or use native"
+        )
+    settings: DeepSpeedConfig = run.deepspeed.settings
+    batches = [
+        ("train_batch_size", f"phases.{i}.batch_size", settings.train_batch_size) for i in range(len(run.phases))
+    ]
+    for theirs, ours, value in (*_of_ours(settings, run.optim.lr), *batches):
+        found = _at(run, ours)
+        is_same = found == value or (isinstance(found, float) and math.isclose(found, value or 0, rel_tol=1e-9))
+        if not is_same and (value is not None or theirs != "train_batch_size") and value != "auto":
+            refuse(
+                ours, f'{found}, but deepspeed.settings.{theirs} says {value}; make them equal, or write "auto" there'
+            )
+    total = _at(settings, "scheduler.params.total_num_steps")
+    if isinstance(total, int) and all(phase.epochs is None for phase in run.phases) and total != run.num_steps:
+        refuse(
+            "phases", f"{run.num_steps:,} steps, but deepspeed.settings.scheduler.params.total_num_steps is {total:,}"
+        )
+
+
+def _of_ours(settings: DeepSpeedConfig, lr: float) -> Iterator[tuple[str, str, Any]]:
+    """(their key, our key, value) of each key of ours that gets a value; `lr`: the run's."""
+    for theirs, ours in OURS.items():
+        value = _at(settings, theirs)
+        if value is not None and value != "auto":
+            yield theirs, ours, AS_OURS[theirs](value) if theirs in AS_OURS else value
+    scheduler = settings.scheduler
+    if scheduler is not None:
+        yield "scheduler.type", "optim.schedule_unit", "steps"
+        if scheduler.type != "WarmupLR":
+            ratio = scheduler.params.cos_min_ratio if scheduler.type == "WarmupCosineLR" else 0.0
+            yield "scheduler.params.cos_min_ratio", "optim.min_lr", ratio * lr
+
+
+def _lr_of(optim: Any, settings: DeepSpeedConfig) -> float:
+    """The learning rate of a run that is not yet checked."""
+    theirs = [value for _, ours, value in _of_ours(settings, 0.0) if ours == "optim.lr"]
+    lr = optim.get("lr") if isinstance(optim, dict) else None
+    return lr if isinstance(lr, int | float) else (theirs or [2.5e-4])[0]
+
+
+def _at(section: Any, path: str) -> Any:
+    """What lies at a dotted path; None below what is missing."""
+    for part in path.split("."):
+        section = section[int(part)] if part.isdecimal() else getattr(section, part, None)
+    return section
+
+
+def _shown(config: Any, ours: str) -> str:
+    value = _at(config, ours) if "*" not in ours and "/" not in ours else None
+    return "" if value is None else f" = {value}"
+
+
+def flags_markdown() -> str:
+    """What becomes of each key that is not handed to the engine as it is."""
+    rows = [f"| `{theirs}` | `{ours}` |" for theirs, ours in (OURS | COMPUTED).items()]
+    rows += [f"| `{theirs}` | no effect; see {ours} |" for theirs, ours in INSTEAD.items()]
+    rows += [f"| `{theirs}` | refused: {why} |" for theirs, why in REFUSED.items()]
+    return "\n".join(["| their key | ours |", "| --- | --- |", *rows]) + "\n"
