@@ -61,8 +61,12 @@ class Resolved:
 def resolve(given: DeepSpeedConfig, config: Any, world_size: int) -> Resolved:
     """What the engine of the checked `RunConfig` on so many ranks gets, without any "auto"."""
     engine, optim, width = given.model_dump(mode="json"), config.optim, config.model.hidden_size
-    values = {theirs: ours for theirs, ours in (OURS | COMPUTED).items() if _at(given, theirs) is not None}
-    notes = [f"{theirs}: by {ours}{_shown(config, ours)}" for theirs, ours in values.items()]
+    values = {theirs: _at(config, ours) for theirs, ours in OURS.items()} | _computed(config, world_size)
+    notes = [
+        f"{theirs}: {values[theirs]} by {ours}"
+        for theirs, ours in (OURS | COMPUTED).items()
+        if _at(given, theirs) is not None
+    ]
     for key in {*OURS, *COMPUTED, *INSTEAD, "scheduler"} & engine.keys():
         del engine[key]
     notes += [f"{key}: no effect; see {ours}" for key, ours in INSTEAD.items() if _at(given, key) is not None]
@@ -85,6 +89,18 @@ def resolve(given: DeepSpeedConfig, config: Any, world_size: int) -> Resolved:
     elif engine.pop("data_types", None):
         notes.append("data_types: no effect in stage 1")
     return Resolved(engine, notes)
+
+
+def _computed(config: Any, world_size: int) -> dict[str, Any]:
+    """The values of the keys in `COMPUTED`, of each phase where they depend on it."""
+    sizes, micro, optim = [phase.batch_size for phase in config.phases], config.parallel.micro_batch_size, config.optim
+    accumulated = [max(1, size // world_size // micro) if micro else 1 for size in sizes]
+    last = (f"{optim.min_lr / optim.lr:g}", config.num_steps)
+    return dict(zip(COMPUTED, (_joined(sizes), _joined(accumulated), *last), strict=True))
+
+
+def _joined(values: list[int]) -> str:
+    return ", ".join(map(str, dict.fromkeys(values)))
 
 
 def with_deepspeed_defaults(given: Any) -> Any:
@@ -157,7 +173,7 @@ def _of_ours(settings: DeepSpeedConfig, lr: float) -> Iterator[tuple[str, str, A
         yield "scheduler.type", "optim.schedule_unit", "steps"
         if scheduler.type != "WarmupLR":
             ratio = scheduler.params.cos_min_ratio if scheduler.type == "WarmupCosineLR" else 0.0
-            yield "scheduler.params.cos_min_ratio", "optim.min_lr", ratio * lr
+            yield "scheduler.params.cos_min_ratio", "optim.min_lr", float(f"{ratio * lr:.12g}")
 
 
 def _lr_of(optim: Any, settings: DeepSpeedConfig) -> float:
@@ -172,11 +188,6 @@ def _at(section: Any, path: str) -> Any:
     for part in path.split("."):
         section = section[int(part)] if part.isdecimal() else getattr(section, part, None)
     return section
-
-
-def _shown(config: Any, ours: str) -> str:
-    value = _at(config, ours) if "*" not in ours and "/" not in ours else None
-    return "" if value is None else f" = {value}"
 
 
 def flags_markdown() -> str:

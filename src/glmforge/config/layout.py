@@ -221,6 +221,7 @@ def _check_phase(key: str, phase: PhaseConfig, layout: Layout, config: RunConfig
                 "set parallel.micro_batch_size to an even number, or ep_overlap to false"
             )
         _check_micro_batches(at_size, layout, config.parallel)
+        _check_accumulation(f"{key}.batch_size", at_size, layout, config)
         _check_split_backward(at_size, layout, config)
 
 
@@ -273,6 +274,17 @@ def _check_micro_batches(phase: PhaseConfig, layout: Layout, parallel: ParallelC
         raise ConfigError(
             f"parallel.micro_batch_size: makes {num} micro-batches in phase '{phase.name}'; dualpipev needs at least "
             f"2 x pp = {2 * layout.pp}: make micro-batches smaller, or choose 'zbv'"
+        )
+
+
+def _check_accumulation(key: str, phase: PhaseConfig, layout: Layout, config: RunConfig) -> None:
+    """DeepSpeed's own number of micro-batches, if its settings have one."""
+    asked = config.deepspeed and config.deepspeed.settings.gradient_accumulation_steps
+    if isinstance(asked, int) and asked != (num := layout.num_micro_batches(phase)):
+        raise ConfigError(
+            f"deepspeed.settings.gradient_accumulation_steps: {asked}, but {key} = {phase.batch_size} on "
+            f"{layout.data_ranks} ranks with parallel.micro_batch_size = {layout.micro_batch_size or 'null'} makes "
+            f'{num}; make them agree, or write "auto"'
         )
 
 

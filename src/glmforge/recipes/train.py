@@ -18,6 +18,7 @@ from glmforge.checkpoint.format.sharded_adapter import BaseWeights
 from glmforge.checkpoint.format.store import list_checkpoints
 from glmforge.checkpoint.initial_weights import check_initial_weights, initial_weights_directory, load_initial_weights
 from glmforge.config.adapters import is_adapter, table_with
+from glmforge.config.deepspeed import resolve
 from glmforge.config.load import dump_config
 from glmforge.config.lora import LoraConfig
 from glmforge.config.model import ModelConfig
@@ -149,6 +150,8 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
         write_text(directory.config, dump_config(config))
         if config.lora is not None:
             _tell_adapters(config.model, config.lora, directory.adapters)
+        if config.deepspeed is not None:
+            _tell_deepspeed(config, trainer.world.size, directory.deepspeed)
         copy_tokenizer(config.data.tokenizer, directory.tokenizer)
 
 
@@ -195,6 +198,15 @@ def _tell_adapters(model: ModelConfig, lora: LoraConfig, file: Path) -> None:
         for row in trained
     ]
     write_text(file, json.dumps({"scaling": lora.scaling, "trained": rows}, indent=1))
+
+
+def _tell_deepspeed(config: RunConfig, world_size: int, file: Path) -> None:
+    """Print what the keys of DeepSpeed's settings have become, and write down what its engine was given."""
+    assert config.deepspeed is not None
+    resolved = resolve(config.deepspeed.settings, config, world_size)
+    for line in resolved.notes:
+        logger.info("deepspeed: %s", line)
+    write_text(file, json.dumps({"engine": resolved.engine, "notes": resolved.notes}, indent=1))
 
 
 def replay_trainer(config: RunConfig, world: World, step: int | None) -> Trainer:
