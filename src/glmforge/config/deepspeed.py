@@ -20,27 +20,28 @@ from pydantic import ValidationError
 from glmforge.config.deepspeed_keys import AS_OURS, COMPUTED, INSTEAD, NO_MUON, OURS, REFUSED, DeepSpeedConfig
 from glmforge.config.model import Strict, refuse
 
-_AXIS, _FSDP = "ZeRO shards over data ranks alone", "is for FSDP"
+_ZERO, _READS = "not supported with ZeRO", "reads whole weights, which stage 3 cuts"
 NATIVE_ONLY: dict[str, tuple[Any, str]] = {
-    "parallel.pp": (1, _AXIS),
-    "parallel.dp_replicate": (1, _AXIS + ", in groups of zero_optimization.zero_hpz_partition_size"),
-    "parallel.cp": (1, _AXIS),
-    "parallel.tp": (1, _AXIS),
-    "parallel.ep": (1, _AXIS),
+    **{
+        f"parallel.{axis}": (1, "ZeRO shards over data ranks alone")
+        for axis in ("pp", "dp_replicate", "cp", "tp", "ep")
+    },
     "parallel.cpu_offload": (False, "see zero_optimization.offload_optimizer and offload_param"),
-    "parallel.activation_offload": (False, "not supported with ZeRO"),
-    "parallel.reduce_gradients": ("every_micro_batch", _FSDP),
-    "parallel.reshard_after_forward": (None, _FSDP),
-    "parallel.prefetch_layers": (1, _FSDP + "; see zero_optimization.stage3_prefetch_bucket_size"),
+    "parallel.activation_offload": (False, _ZERO),
+    "parallel.reduce_gradients": ("every_micro_batch", "is for FSDP"),
+    "parallel.reshard_after_forward": (None, "is for FSDP"),
+    "parallel.prefetch_layers": (1, "see zero_optimization.stage3_prefetch_bucket_size"),
     "parallel.compile": (False, "compiled layers would miss ZeRO's hooks"),
-    "precision.low_precision": ("none", "not supported with ZeRO"),
-    "precision.frozen": ("fp32", "not supported with ZeRO"),
+    "precision.low_precision": ("none", _ZERO),
+    "precision.frozen": ("fp32", _ZERO),
     "optim.state_dtype": ("fp32", "ZeRO keeps moments in fp32"),
     "optim.matrix_optimizer": ("adamw", NO_MUON),
     "regularization.ewc": (None, "gradients lie in ZeRO's partitions"),
-    "lora": (None, "not supported with ZeRO"),
+    "lora": (None, _ZERO),
 }
 """A run's key -> the only value that it has with DeepSpeed, and why."""
+
+_IN_STAGE_3 = {f"observe.{key}": (None, _READS) for key in ("samples", "benchmarks", "needles.answers")}
 
 
 class DeepSpeedSection(Strict):
@@ -61,24 +62,22 @@ class Resolved:
 def resolve(given: DeepSpeedConfig, config: Any, world_size: int) -> Resolved:
     """What the engine of the checked `RunConfig` on so many ranks gets, without any "auto"."""
     engine, optim, width = given.model_dump(mode="json"), config.optim, config.model.hidden_size
-    values = {theirs: _at(config, ours) for theirs, ours in OURS.items()} | _computed(config, world_size)
-    notes = [
-        f"{theirs}: {values[theirs]} by {ours}"
-        for theirs, ours in (OURS | COMPUTED).items()
-        if _at(given, theirs) is not None
-    ]
-    for key in {*OURS, *COMPUTED, *INSTEAD, "scheduler"} & engine.keys():
-        del engine[key]
+    size, micro = config.phases[0].batch_size, config.parallel.micro_batch_size  # of later phases it may be another
+    computed = (size, size // world_size // micro if micro else 1, f"{optim.min_lr / optim.lr:g}", config.num_steps)
+    values = {key: _at(config, ours) for key, ours in OURS.items()} | dict(zip(COMPUTED, computed, strict=True))
+    known = {theirs: ours for theirs, ours in (OURS | COMPUTED).items() if _at(given, theirs) is not None}
+    notes = [f"{theirs}: {values[theirs]} by {ours}" for theirs, ours in known.items()]
     notes += [f"{key}: no effect; see {ours}" for key, ours in INSTEAD.items() if _at(given, key) is not None]
     if given.scheduler is not None and "warmup_type" not in given.scheduler.params.model_fields_set:
         notes.append("scheduler.params.warmup_type: linear; DeepSpeed's default would be log")
+    for key in {*OURS, *COMPUTED, *INSTEAD, "scheduler"} & engine.keys():
+        del engine[key]
     zero = engine["zero_optimization"]
-    of_width = {"stage3_prefetch_bucket_size": int(0.9 * width * width), "reduce_bucket_size": width * width}
-    of_width["stage3_param_persistence_threshold"] = 10 * width
+    auto = {"reduce_bucket_size": width**2, "stage3_prefetch_bucket_size": int(0.9 * width**2)}
+    auto |= {"stage3_param_persistence_threshold": 10 * width, "allgather_bucket_size": 5 * 10**8}
     for key in [key for key, value in zero.items() if value == "auto"]:
-        zero[key] = of_width.get(key)
-        notes.append(f"zero_optimization.{key}: auto is {zero[key] or 'the default of DeepSpeed'}")
-    engine["zero_optimization"] = {key: value for key, value in zero.items() if value is not None}
+        zero[key] = auto[key]
+        notes.append(f"zero_optimization.{key}: auto is {zero[key]}")
     engine["bf16"] = {**engine.get("bf16", {}), "enabled": config.precision.compute == "bf16"}
     params = {"lr": optim.lr, "betas": list(optim.betas), "eps": optim.eps, "weight_decay": optim.weight_decay}
     params |= {"torch_adam": True} if _at(given, "optimizer.params.torch_adam") else {}
@@ -91,18 +90,6 @@ def resolve(given: DeepSpeedConfig, config: Any, world_size: int) -> Resolved:
     return Resolved(engine, notes)
 
 
-def _computed(config: Any, world_size: int) -> dict[str, Any]:
-    """The values of the keys in `COMPUTED`, of each phase where they depend on it."""
-    sizes, micro, optim = [phase.batch_size for phase in config.phases], config.parallel.micro_batch_size, config.optim
-    accumulated = [max(1, size // world_size // micro) if micro else 1 for size in sizes]
-    last = (f"{optim.min_lr / optim.lr:g}", config.num_steps)
-    return dict(zip(COMPUTED, (_joined(sizes), _joined(accumulated), *last), strict=True))
-
-
-def _joined(values: list[int]) -> str:
-    return ", ".join(map(str, dict.fromkeys(values)))
-
-
 def with_deepspeed_defaults(given: Any) -> Any:
     """What a run is given, with what its DeepSpeed settings say of keys that it leaves out."""
     section = given.get("deepspeed") if isinstance(given, dict) else None
@@ -112,8 +99,10 @@ def with_deepspeed_defaults(given: Any) -> Any:
         settings = DeepSpeedConfig.model_validate(section.get("settings"))
     except ValidationError:
         return given  # reported of the section itself
-    filled = dict(given)
-    for _, ours, value in _of_ours(settings, _lr_of(given.get("optim"), settings)):
+    optim, filled = given.get("optim"), dict(given)
+    lr = optim.get("lr") if isinstance(optim, dict) else None
+    theirs = [value for _, ours, value in _of_ours(settings, 0.0) if ours == "optim.lr"]
+    for _, ours, value in _of_ours(settings, lr if isinstance(lr, int | float) else (theirs or [2.5e-4])[0]):
         name, field = ours.split(".")
         if isinstance(filled.setdefault(name, {}), dict):
             filled[name] = {field: value, **filled[name]}
@@ -122,44 +111,33 @@ def with_deepspeed_defaults(given: Any) -> Any:
 
 def check_deepspeed(run: Any) -> None:
     """Refuse what a `RunConfig` cannot have with DeepSpeed, and what contradicts its settings."""
+    if run.backend == "native" and run.deepspeed is not None:
+        refuse("deepspeed", "needs backend: deepspeed; set that, or remove this section")
     if run.backend == "native":
-        if run.deepspeed is not None:
-            refuse("deepspeed", "needs backend: deepspeed; set that, or remove this section")
         return
     if run.deepspeed is None:
         refuse("deepspeed", "missing; give file (DeepSpeed's JSON) or settings with zero_optimization.stage")
+    _check_native_only(run, run.deepspeed.settings.zero_optimization.stage)
+    for theirs, ours, value in _of_ours(run.deepspeed.settings, run.optim.lr):
+        found = _at(run, ours)
+        if found != value and not (isinstance(found, float) and math.isclose(found, value or 0, rel_tol=1e-9)):
+            refuse(ours, f'{found}, but deepspeed.settings.{theirs} is {value}; make them equal, or write "auto" there')
+    total = _at(run.deepspeed.settings, "scheduler.params.total_num_steps")
+    if isinstance(total, int) and all(phase.epochs is None for phase in run.phases) and total != run.num_steps:
+        refuse("phases", f"{run.num_steps} steps, but deepspeed's scheduler has total_num_steps = {total}")
+
+
+def _check_native_only(run: Any, stage: int) -> None:
+    rules = [f"optim.rules.{index}.optimizer" for index, rule in enumerate(run.optim.rules) if rule.optimizer]
+    table = NATIVE_ONLY | dict.fromkeys(rules, ("adamw", NO_MUON)) | (_IN_STAGE_3 if stage == 3 else {})
+    for key, (allowed, why) in table.items():
+        if (value := _at(run, key)) not in (allowed, "scored"):
+            shown, wanted = "" if isinstance(value, Strict) else f"{value!r} ", "null" if allowed is None else allowed
+            refuse(key, f"{shown}needs backend: native; {why}; with deepspeed set it to {wanted}")
     if run.stage == "rl":
         refuse("stage", "'rl' needs backend: native, since rollouts read its weights")
-    rules = {
-        f"optim.rules.{i}.optimizer": ("adamw", NO_MUON) for i, rule in enumerate(run.optim.rules) if rule.optimizer
-    }
-    for key, (allowed, why) in (NATIVE_ONLY | rules).items():
-        if (value := _at(run, key)) != allowed:
-            shown, wanted = "" if isinstance(value, Strict) else f"{value!r} ", "null" if allowed is None else allowed
-            refuse(
-                key,
-                f"{shown}needs backend: native; {why}; with deepspeed set it to {wanted}",
-            )
     if len({bool(phase.mtp_loss_weight) for phase in run.phases}) > 1:
-        refuse(
-            "phases", "ZeRO updates MTP layers in all phases or none; set mtp_loss_weight to 0 in all, or use native"
-        )
-    settings: DeepSpeedConfig = run.deepspeed.settings
-    batches = [
-        ("train_batch_size", f"phases.{i}.batch_size", settings.train_batch_size) for i in range(len(run.phases))
-    ]
-    for theirs, ours, value in (*_of_ours(settings, run.optim.lr), *batches):
-        found = _at(run, ours)
-        is_same = found == value or (isinstance(found, float) and math.isclose(found, value or 0, rel_tol=1e-9))
-        if not is_same and (value is not None or theirs != "train_batch_size") and value != "auto":
-            refuse(
-                ours, f'{found}, but deepspeed.settings.{theirs} says {value}; make them equal, or write "auto" there'
-            )
-    total = _at(settings, "scheduler.params.total_num_steps")
-    if isinstance(total, int) and all(phase.epochs is None for phase in run.phases) and total != run.num_steps:
-        refuse(
-            "phases", f"{run.num_steps:,} steps, but deepspeed.settings.scheduler.params.total_num_steps is {total:,}"
-        )
+        refuse("phases", "ZeRO trains MTP layers in all phases or none; set mtp_loss_weight to 0 in all, or use native")
 
 
 def _of_ours(settings: DeepSpeedConfig, lr: float) -> Iterator[tuple[str, str, Any]]:
@@ -168,19 +146,12 @@ def _of_ours(settings: DeepSpeedConfig, lr: float) -> Iterator[tuple[str, str, A
         value = _at(settings, theirs)
         if value is not None and value != "auto":
             yield theirs, ours, AS_OURS[theirs](value) if theirs in AS_OURS else value
-    scheduler = settings.scheduler
-    if scheduler is not None:
+    if settings.scheduler is not None:
         yield "scheduler.type", "optim.schedule_unit", "steps"
-        if scheduler.type != "WarmupLR":
-            ratio = scheduler.params.cos_min_ratio if scheduler.type == "WarmupCosineLR" else 0.0
-            yield "scheduler.params.cos_min_ratio", "optim.min_lr", float(f"{ratio * lr:.12g}")
-
-
-def _lr_of(optim: Any, settings: DeepSpeedConfig) -> float:
-    """The learning rate of a run that is not yet checked."""
-    theirs = [value for _, ours, value in _of_ours(settings, 0.0) if ours == "optim.lr"]
-    lr = optim.get("lr") if isinstance(optim, dict) else None
-    return lr if isinstance(lr, int | float) else (theirs or [2.5e-4])[0]
+        kind, ratio = settings.scheduler.type, settings.scheduler.params.cos_min_ratio
+        if kind != "WarmupLR":
+            smallest = float(f"{ratio * lr:.12g}") if kind == "WarmupCosineLR" else 0.0
+            yield "scheduler.params.cos_min_ratio", "optim.min_lr", smallest
 
 
 def _at(section: Any, path: str) -> Any:
@@ -193,6 +164,6 @@ def _at(section: Any, path: str) -> Any:
 def flags_markdown() -> str:
     """What becomes of each key that is not handed to the engine as it is."""
     rows = [f"| `{theirs}` | `{ours}` |" for theirs, ours in (OURS | COMPUTED).items()]
-    rows += [f"| `{theirs}` | no effect; see {ours} |" for theirs, ours in INSTEAD.items()]
+    rows += [f"| `{theirs}` | no effect; see `{ours}` |" for theirs, ours in INSTEAD.items()]
     rows += [f"| `{theirs}` | refused: {why} |" for theirs, why in REFUSED.items()]
     return "\n".join(["| their key | ours |", "| --- | --- |", *rows]) + "\n"

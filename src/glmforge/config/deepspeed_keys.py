@@ -7,18 +7,18 @@ says what they mean.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
-    SerializerFunctionWrapHandler,
     create_model,
     model_serializer,
     model_validator,
 )
+from pydantic import SerializerFunctionWrapHandler as Dump
 
 from glmforge.config.fields import YamlPair
 from glmforge.config.model import Strict, refuse
@@ -28,7 +28,6 @@ NO_MUON = "DeepSpeed's Muon has other Newton-Schulz steps than ours and does not
 REFUSED: dict[str, str] = {
     "fp16.enabled": "fp16 needs loss scaling, which omits steps unknown to the trainer, and lacks the range of bf16, "
     "in which GLM is trained; use bf16",
-    "amp": "DeepSpeed has removed it; use bf16",
     "torch_autocast": "types are explicit here (precision); use bf16",
     "bf16.bf16_master_weights_and_grads": "master weights are always fp32; remove it",
     "bf16.bf16_optimizer_states": "moments are always fp32; remove it",
@@ -36,24 +35,14 @@ REFUSED: dict[str, str] = {
     "must be written with; see parallel.async_tp of backend: native",
     "zero_optimization.zenflow": "ZenFlow itself decides when gradients are applied (update_interval), so the trainer "
     "could not clip and check them at each step; remove it",
-    "zero_optimization.offload_optimizer.super_offload": "is for Grace Hopper and not supported; remove it",
-    "zero_optimization.cpu_offload": 'outdated; write "offload_optimizer": {"device": "cpu"}',
-    "zero_optimization.cpu_offload_param": 'outdated; write "offload_param": {"device": "cpu"}',
-    "optimizer.params.amsgrad": "not supported; remove it",
-    "optimizer.params.max_grad_norm": "has no effect in DeepSpeed; use gradient_clipping",
+    "zero_optimization.cpu_offload": 'outdated; use offload_optimizer and offload_param with "device": "cpu"',
     "prescale_gradients": "gradients are divided by the denominators of the global batch; remove it",
     "tensor_parallel": "use backend: native with parallel.tp",
     "expert_parallel": "use backend: native with parallel.ep",
     "pipeline": "use backend: native with parallel.pp",
     "sequence_parallel_size": "use backend: native with parallel.cp",
     "compile": "use backend: native with parallel.compile",
-    "data_efficiency": "use phases and data.sources",
-    "curriculum_learning": "use phases, each with its own seq_len",
-    "hybrid_engine": "use backend: native with stage: rl",
-    "autotuning": "use 'glmforge plan'",
-    "elasticity": "DeepSpeed has removed it; runs resume on any number of ranks",
-    "compression_training": "DeepSpeed has removed it; use 'glmforge quantize'",
-    "checkpoint.load_universal": "convert the checkpoint first, and name the result in init_from",
+    "amp": "DeepSpeed has removed it; use bf16",
 }
 """Key that must be off or missing -> why, or what to use."""
 
@@ -62,23 +51,17 @@ OURS: dict[str, str] = {
     "gradient_clipping": "optim.grad_clip",
     "bf16.enabled": "precision.compute",
     "optimizer.type": "optim.matrix_optimizer",
-    "optimizer.params.lr": "optim.lr",
-    "optimizer.params.betas": "optim.betas",
-    "optimizer.params.eps": "optim.eps",
-    "optimizer.params.weight_decay": "optim.weight_decay",
+    **{f"optimizer.params.{name}": f"optim.{name}" for name in ("lr", "betas", "eps", "weight_decay")},
     "scheduler.type": "optim.schedule",
     "scheduler.params.warmup_max_lr": "optim.lr",
     "scheduler.params.warmup_num_steps": "optim.warmup_steps",
 }
-"""Their key -> ours."""
-
 AS_OURS: dict[str, Callable[[Any], Any]] = {
     "gradient_clipping": lambda norm: norm or None,
     "bf16.enabled": lambda enabled: "bf16" if enabled else "fp32",
     "optimizer.type": lambda _: "adamw",
     "scheduler.type": {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}.get,
 }
-"""Their key -> our value of their value, where they differ."""
 
 COMPUTED: dict[str, str] = {
     "train_batch_size": "phases.*.batch_size",
@@ -86,51 +69,41 @@ COMPUTED: dict[str, str] = {
     "scheduler.params.cos_min_ratio": "optim.min_lr / optim.lr",
     "scheduler.params.total_num_steps": "steps of all phases",
 }
-"""Their key -> what of ours says it."""
-
 INSTEAD: dict[str, str] = {
-    "activation_checkpointing": "parallel.recompute, parallel.activation_offload",
+    "activation_checkpointing": "parallel.recompute",
     "dataloader_drop_last": "phases, whose batches are whole",
-    "checkpoint": "checkpoint",
     "fp16": "precision",
-    "tensorboard": "observe.tensorboard",
-    "wandb": "observe.tracking",
-    "comet": "observe.tracking",
-    "csv_monitor": "metrics.jsonl of the run",
-    "flops_profiler": "glmforge profile",
-    "comms_logger": "glmforge profile",
+    **{key: "glmforge profile" for key in ("flops_profiler", "comms_logger")},
+    **{key: "observe" for key in ("steps_per_print", "tensorboard", "wandb", "comet", "csv_monitor")},
+    "checkpoint": "checkpoint",
 }
-"""Their key -> what does its work."""
 
-
-def _whole(value: object) -> object:
-    """Counts are often written as 5e8, a float in JSON."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-Auto: TypeAlias = Literal["auto"]
-Flag: TypeAlias = bool | None
-Count: TypeAlias = Annotated[NonNegativeInt, BeforeValidator(_whole)] | None
-AutoCount: TypeAlias = Count | Auto
-AutoReal: TypeAlias = NonNegativeFloat | Auto | None
-Share: TypeAlias = Annotated[float, Field(ge=0, le=1)] | None
+# Counts are often written as 5e8, a float in JSON.
+_whole = BeforeValidator(lambda value: int(value) if isinstance(value, float) and value.is_integer() else value)
+_Auto = Literal["auto"]
+_Flag = bool | None
+_Count = Annotated[NonNegativeInt, _whole] | None
+_AutoCount = _Count | _Auto
+_AutoReal = NonNegativeFloat | _Auto | None
+_Share = Annotated[float, Field(ge=0, le=1)]
+_Float = Literal["fp32", "bf16"]
 
 
 class Given(Strict):
     """A part of the JSON, stored with the run as it was given."""
 
     @model_serializer(mode="wrap")
-    def _only_given(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _only_given(self, dump: Dump) -> dict[str, Any]:
         return {key: value for key, value in dump(self).items() if key in self.model_fields_set and value is not None}
 
 
 def _keys(kinds: Mapping[Any, str], base: type[Given] = Given) -> Any:
-    """A base class with optional keys: type -> names."""
+    """A class with optional keys: type -> names, which begin as None."""
     fields: dict[str, Any] = {name: (kind, None) for kind, names in kinds.items() for name in names.split()}
     return create_model("Keys", __base__=base, __module__=__name__, **fields)
 
 
-class _Offload(_keys({Count: "buffer_count", Flag: "pin_memory"})):  # type: ignore[misc]
+class _Offload(_keys({_Count: "buffer_count", _Flag: "pin_memory"})):  # type: ignore[misc]
     device: Literal["none", "cpu", "nvme"] = "none"
     nvme_path: str | None = Field(default=None, min_length=1)
 
@@ -141,28 +114,19 @@ class _Offload(_keys({Count: "buffer_count", Flag: "pin_memory"})):  # type: ign
         return self
 
 
-class OffloadParam(_keys({Count: "buffer_size max_in_cpu"}, _Offload)):  # type: ignore[misc]
-    """`offload_param`."""
-
-
-_OPTIMIZER: Mapping[Any, str] = {Flag: "pipeline_read pipeline_write fast_init", Share: "ratio cpuadam_cores_perc"}
-
-
-class OffloadOptimizer(_keys(_OPTIMIZER, _Offload)):  # type: ignore[misc]
-    """`offload_optimizer`."""
-
-
 _ZERO: Mapping[Any, str] = {
-    AutoCount: "reduce_bucket_size allgather_bucket_size sub_group_size stage3_prefetch_bucket_size "
+    _keys({_Flag: "pipeline_read pipeline_write fast_init", _Share | None: "ratio"}, _Offload)
+    | None: "offload_optimizer",
+    _keys({_Count: "buffer_size max_in_cpu"}, _Offload) | None: "offload_param",
+    _AutoCount: "reduce_bucket_size allgather_bucket_size stage3_prefetch_bucket_size "
     "stage3_param_persistence_threshold",
-    Count: "stage3_model_persistence_threshold stage3_max_live_parameters stage3_max_reuse_distance "
+    _Count: "sub_group_size stage3_model_persistence_threshold stage3_max_live_parameters stage3_max_reuse_distance "
     "stage3_module_granularity_threshold zero_hpz_partition_size",
-    Flag: "contiguous_gradients reduce_scatter use_multi_rank_bucket_allreduce allgather_partitions overlap_comm "
+    _Flag: "contiguous_gradients reduce_scatter use_multi_rank_bucket_allreduce allgather_partitions overlap_comm "
     "load_from_fp32_weights elastic_checkpoint stage3_gather_16bit_weights_on_model_save "
-    "stage3_gather_fp16_weights_on_model_save stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential "
-    "ignore_unused_parameters legacy_stage1 round_robin_gradients parameter_alignment zero_quantized_weights "
-    "zero_quantized_nontrainable_weights zero_quantized_gradients memory_efficient_linear override_module_apply "
-    "pipeline_loading_checkpoint log_trace_cache_warnings enable_sanity_checks",
+    "stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential ignore_unused_parameters "
+    "round_robin_gradients zero_quantized_weights zero_quantized_nontrainable_weights zero_quantized_gradients "
+    "memory_efficient_linear override_module_apply log_trace_cache_warnings",
 }
 
 
@@ -170,43 +134,31 @@ class ZeroOptimization(_keys(_ZERO)):  # type: ignore[misc]
     """`zero_optimization`."""
 
     stage: Literal[0, 1, 2, 3] = 0
-    offload_optimizer: OffloadOptimizer | None = None
-    offload_param: OffloadParam | None = None
 
     @model_validator(mode="after")
     def _check_stage(self) -> Self:
-        optimizer, param = self.offload_optimizer, self.offload_param
         if self.stage == 0:
             refuse("stage", "0, the default, shards nothing; set it to 1, 2 or 3, or use backend: native")
-        needs_3 = {
-            "offload_param": param is not None and param.device != "none",
-            "offload_optimizer.device 'nvme'": optimizer is not None and optimizer.device == "nvme",
-            "offload_optimizer.ratio": optimizer is not None and optimizer.ratio not in (None, 1),
-        }
-        for key in (key for key, is_given in needs_3.items() if is_given and self.stage < 3):
-            refuse("stage", f"{self.stage}, but {key} needs stage 3; raise it, or remove that key")
+        optimizer, param = self.offload_optimizer, self.offload_param
+        if self.stage < 3 and param is not None and param.device != "none":
+            refuse("stage", f"{self.stage}, but offload_param needs stage 3; raise it, or remove that key")
+        if self.stage < 3 and optimizer is not None and (optimizer.device == "nvme" or (optimizer.ratio or 1) != 1):
+            refuse("stage", f"{self.stage}, but offload_optimizer to 'nvme' or of a 'ratio' needs stage 3; raise it")
         return self
 
 
-class Bf16(_keys({Flag: "immediate_grad_update check_grad_overflow"})):  # type: ignore[misc]
-    """`bf16`."""
-
-    enabled: bool | Auto = False
-
-
-class OptimizerParams(_keys({AutoReal: "lr eps weight_decay", Flag: "torch_adam"})):  # type: ignore[misc]
-    """`optimizer.params`."""
-
-    betas: YamlPair | Auto | None = None
-    adam_w_mode: Literal[True] = True
-    bias_correction: Literal[True] = True
+_ADAM: Mapping[Any, str] = {
+    _AutoReal: "lr eps weight_decay",
+    YamlPair | _Auto | None: "betas",
+    _Flag: "torch_adam",
+    Literal[True] | None: "adam_w_mode bias_correction",
+}
 
 
-class Optimizer(Given):
+class Optimizer(_keys({_keys(_ADAM) | None: "params"})):  # type: ignore[misc]
     """`optimizer`. DeepSpeed's Adam, too, decouples weight decay, unless adam_w_mode is false."""
 
     type: str
-    params: OptimizerParams = OptimizerParams()
 
     @model_validator(mode="after")
     def _check_type(self) -> Self:
@@ -216,14 +168,14 @@ class Optimizer(Given):
         return self
 
 
-class SchedulerParams(_keys({AutoReal: "warmup_max_lr", AutoCount: "total_num_steps"})):  # type: ignore[misc]
+class SchedulerParams(_keys({_AutoReal: "warmup_max_lr", _AutoCount: "total_num_steps"})):  # type: ignore[misc]
     """`scheduler.params`, with DeepSpeed's defaults, but for warm-up: ours is linear and begins at 0."""
 
     warmup_min_lr: Literal[0, "auto"] = 0
     warmup_min_ratio: Literal[0] = 0
-    warmup_num_steps: AutoCount = 1000
+    warmup_num_steps: _AutoCount = 1000
     warmup_type: Literal["linear"] = "linear"
-    cos_min_ratio: Annotated[float, Field(ge=0, le=1)] = 1e-4
+    cos_min_ratio: _Share = 1e-4
 
 
 class Scheduler(Given):
@@ -233,37 +185,30 @@ class Scheduler(Given):
     params: SchedulerParams = SchedulerParams()
 
 
-_AIO: Mapping[Any, str] = {
-    Count: "block_size queue_depth intra_op_parallelism thread_count",
-    Flag: "single_submit overlap_events use_gds",
-}
 _TOP: Mapping[Any, str] = {
-    AutoCount: "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps",
-    AutoReal: "gradient_clipping",
-    Count: "steps_per_print",
-    Flag: "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer disable_allgather wall_clock_breakdown "
+    Optimizer | None: "optimizer",
+    Scheduler | None: "scheduler",
+    _keys({_Flag | _Auto: "enabled", _Flag: "immediate_grad_update check_grad_overflow"}) | None: "bf16",
+    _keys({_Count: "block_size queue_depth intra_op_parallelism", _Flag: "single_submit overlap_events use_gds"})
+    | None: "aio",
+    _AutoCount: "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps",
+    _AutoReal: "gradient_clipping",
+    _Count: "steps_per_print",
+    _Flag: "zero_allow_untested_optimizer zero_force_ds_cpu_optimizer disable_allgather wall_clock_breakdown "
     "memory_breakdown dump_state disable_python_gc dataloader_drop_last",
-    dict[Literal["grad_accum_dtype"], Literal["fp32", "bf16"]] | None: "data_types",
-    Literal["fp32", "bf16", None]: "communication_data_type seq_parallel_communication_data_type",
+    _Float | None: "communication_data_type seq_parallel_communication_data_type",
+    dict[Literal["grad_accum_dtype"], _Float] | None: "data_types",
     dict[str, Any] | None: "fp16 activation_checkpointing checkpoint tensorboard wandb comet csv_monitor "
     "flops_profiler comms_logger",
+    Literal["mean"] | None: "gradient_allreduce_op",
+    Literal[1] | None: "gradient_predivide_factor",
 }
-
-
-class Aio(_keys(_AIO)):  # type: ignore[misc]
-    """`aio`."""
 
 
 class DeepSpeedConfig(_keys(_TOP)):  # type: ignore[misc]
     """The whole JSON. Unknown keys, and those in `REFUSED` that are on, are errors."""
 
     zero_optimization: ZeroOptimization
-    bf16: Bf16 = Bf16(enabled="auto")
-    optimizer: Optimizer | None = None
-    scheduler: Scheduler | None = None
-    aio: Aio | None = None
-    gradient_allreduce_op: Literal["mean"] = "mean"
-    gradient_predivide_factor: Literal[1] = 1
 
     @model_validator(mode="before")
     @classmethod

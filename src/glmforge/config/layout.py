@@ -221,7 +221,7 @@ def _check_phase(key: str, phase: PhaseConfig, layout: Layout, config: RunConfig
                 "set parallel.micro_batch_size to an even number, or ep_overlap to false"
             )
         _check_micro_batches(at_size, layout, config.parallel)
-        _check_accumulation(f"{key}.batch_size", at_size, layout, config)
+        _check_deepspeed(f"{key}.batch_size", at_size, layout, config)
         _check_split_backward(at_size, layout, config)
 
 
@@ -277,15 +277,14 @@ def _check_micro_batches(phase: PhaseConfig, layout: Layout, parallel: ParallelC
         )
 
 
-def _check_accumulation(key: str, phase: PhaseConfig, layout: Layout, config: RunConfig) -> None:
-    """DeepSpeed's own number of micro-batches, if its settings have one."""
-    asked = config.deepspeed and config.deepspeed.settings.gradient_accumulation_steps
-    if isinstance(asked, int) and asked != (num := layout.num_micro_batches(phase)):
-        raise ConfigError(
-            f"deepspeed.settings.gradient_accumulation_steps: {asked}, but {key} = {phase.batch_size} on "
-            f"{layout.data_ranks} ranks with parallel.micro_batch_size = {layout.micro_batch_size or 'null'} makes "
-            f'{num}; make them agree, or write "auto"'
-        )
+def _check_deepspeed(key: str, phase: PhaseConfig, layout: Layout, config: RunConfig) -> None:
+    """What DeepSpeed's settings say of the batch, unless they leave it to the run ("auto")."""
+    made = {"train_batch_size": phase.batch_size, "gradient_accumulation_steps": layout.num_micro_batches(phase)}
+    for name, number in made.items():
+        asked = getattr(config.deepspeed.settings, name) if config.deepspeed is not None else None
+        if isinstance(asked, int) and asked != number:
+            given = f"{key} = {phase.batch_size} on {layout.data_ranks} ranks makes {number}"
+            raise ConfigError(f'deepspeed.settings.{name}: {asked}, but {given}; make them equal, or write "auto"')
 
 
 def _check_split_backward(phase: PhaseConfig, layout: Layout, config: RunConfig) -> None:

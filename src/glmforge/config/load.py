@@ -222,12 +222,8 @@ def _with_deepspeed_file(tree: yaml.MappingNode) -> yaml.MappingNode:
     if not isinstance(name, str):
         raise ConfigError(f"{place}: deepspeed.file: must be a path, not {reprlib.repr(name)}")
     content = read_json(Path(name), dict, error=ConfigError, max_bytes=_MAX_YAML_BYTES, max_values=_MAX_JSON_VALUES)
-    laid_over = child(section, "settings")
-    settings = from_value(content, shown(name))
-    settings = settings if laid_over is None else merge(settings, laid_over)
-    return as_mapping(
-        assign(tree, ["deepspeed"], assign(without_child(section, "file"), ["settings"], settings, place), place)
-    )
+    whole = merge(from_value({"settings": content}, shown(name)), without_child(section, "file"))
+    return as_mapping(assign(tree, ["deepspeed"], whole, place))
 
 
 def _resolve_model(tree: yaml.MappingNode) -> Node:

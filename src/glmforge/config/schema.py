@@ -124,8 +124,9 @@ class RunConfig(Strict):
         return with_stage_defaults(with_lora_defaults(with_deepspeed_defaults(given)))
 
     @model_validator(mode="after")
-    def _check_stage(self) -> Self:
+    def _check_stage_and_backend(self) -> Self:
         check_stage(self.stage, self, self.phases, self.init_from)
+        check_deepspeed(self)
         if not self.model.lm_head:
             if STAGES[self.stage].needs_lm_head:
                 refuse(
@@ -199,11 +200,6 @@ class RunConfig(Strict):
             refuse("lora.dropout", "needs unsplit micro-batches; set it to 0, or parallel.ep_overlap to false")
         if self.regularization.ewc is not None:
             refuse("regularization.ewc", "penalises changes to weights that lora freezes; remove one of them")
-        return self
-
-    @model_validator(mode="after")
-    def _check_backend(self) -> Self:
-        check_deepspeed(self)
         return self
 
     @model_validator(mode="after")

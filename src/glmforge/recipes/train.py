@@ -5,6 +5,7 @@ import logging
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -151,7 +152,9 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
         if config.lora is not None:
             _tell_adapters(config.model, config.lora, directory.adapters)
         if config.deepspeed is not None:
-            _tell_deepspeed(config, trainer.world.size, directory.deepspeed)
+            resolved = resolve(config.deepspeed.settings, config, trainer.world.size)
+            logger.info("deepspeed: %s", "\n  ".join(["settings of the engine, as in deepspeed.json", *resolved.notes]))
+            write_text(directory.deepspeed, json.dumps(asdict(resolved), indent=1))
         copy_tokenizer(config.data.tokenizer, directory.tokenizer)
 
 
@@ -198,15 +201,6 @@ def _tell_adapters(model: ModelConfig, lora: LoraConfig, file: Path) -> None:
         for row in trained
     ]
     write_text(file, json.dumps({"scaling": lora.scaling, "trained": rows}, indent=1))
-
-
-def _tell_deepspeed(config: RunConfig, world_size: int, file: Path) -> None:
-    """Print what the keys of DeepSpeed's settings have become, and write down what its engine was given."""
-    assert config.deepspeed is not None
-    resolved = resolve(config.deepspeed.settings, config, world_size)
-    for line in resolved.notes:
-        logger.info("deepspeed: %s", line)
-    write_text(file, json.dumps({"engine": resolved.engine, "notes": resolved.notes}, indent=1))
 
 
 def replay_trainer(config: RunConfig, world: World, step: int | None) -> Trainer:
