@@ -82,7 +82,7 @@ def resolve(given: DeepSpeedConfig, config: Any, world_size: int) -> Resolved:
     params = {"lr": optim.lr, "betas": list(optim.betas), "eps": optim.eps, "weight_decay": optim.weight_decay}
     params |= {"torch_adam": True} if _at(given, "optimizer.params.torch_adam") else {}
     engine["optimizer"] = {"type": "AdamW", "params": params}
-    engine.setdefault("communication_data_type", "fp32")
+    engine = {"gradient_clipping": 0.0, "communication_data_type": "fp32"} | engine  # 0: none; their default is 1
     if zero["stage"] > 1:  # in stage 1 it would select another optimizer than ZeRO's
         engine.setdefault("data_types", {"grad_accum_dtype": "fp32"})
     elif engine.pop("data_types", None):

@@ -59,7 +59,8 @@ def test_the_engine_is_given_no_auto_and_nothing_that_the_trainer_does(load: Cal
     assert config.deepspeed is not None
     engine = resolve(config.deepspeed.settings, config, 2).engine
     assert '"auto"' not in json.dumps(engine)
-    assert not {"scheduler", "train_batch_size", "gradient_clipping", "fp16", "tensorboard"} & engine.keys()
+    assert not {"scheduler", "train_batch_size", "fp16", "tensorboard"} & engine.keys()
+    assert engine["gradient_clipping"] == 0
     assert engine["optimizer"]["params"] == {"lr": 3e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
     width = config.model.hidden_size
     zero = engine["zero_optimization"]
