@@ -73,7 +73,7 @@ INSTEAD: dict[str, str] = {
     "activation_checkpointing": "parallel.recompute",
     "dataloader_drop_last": "phases, whose batches are whole",
     "fp16": "precision",
-    **{key: "glmforge profile" for key in ("flops_profiler", "comms_logger")},
+    **{key: "glmforge profile train" for key in ("flops_profiler", "comms_logger")},
     **{key: "observe" for key in ("steps_per_print", "tensorboard", "wandb", "comet", "csv_monitor")},
     "checkpoint": "checkpoint",
 }

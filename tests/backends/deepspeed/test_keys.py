@@ -15,8 +15,8 @@ from deepspeed.runtime.zero.offload_config import DeepSpeedZeroOffloadOptimizerC
 from pydantic import BaseModel
 
 from glmforge.config import RunConfig
-from glmforge.config.deepspeed import REFUSED, resolve
-from glmforge.config.deepspeed_keys import DeepSpeedConfig
+from glmforge.config.deepspeed import resolve
+from glmforge.config.deepspeed_keys import REFUSED, DeepSpeedConfig
 from glmforge.optim.schedule import learning_rate_schedule
 from helpers.tiny_data import TinyData
 
