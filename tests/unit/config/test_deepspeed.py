@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic_core import PydanticCustomError
 
 from glmforge.config import RunConfig, dump_config, load_config
-from glmforge.config.deepspeed import flags_markdown, resolve
+from glmforge.config.deepspeed import check_deepspeed, flags_markdown, resolve
 from glmforge.config.deepspeed_keys import COMPUTED, INSTEAD, OURS, REFUSED
 from glmforge.config.layout import resolve_layout
 from glmforge.errors import ConfigError
@@ -26,6 +27,7 @@ model: tiny
 data: {tokenizer: data/tokenizer, sources: [{name: train, path: data/train}]}
 phases: [{name: pretrain, steps: 400, seq_len: 256, batch_size: 16}]
 """
+HELD_OUT = "data.held_out=[{name: held_out, path: data/held_out}]"
 
 
 @pytest.fixture
@@ -53,6 +55,10 @@ def test_the_example_fills_in_what_the_run_leaves_out(load: Callable[..., RunCon
     assert (optim.matrix_optimizer, optim.lr, optim.min_lr, optim.weight_decay) == ("adamw", 3e-4, 3e-5, 0.1)
     assert (optim.schedule, optim.schedule_unit, optim.warmup_steps) == ("cosine", "steps", 10)
     assert load_config(dump_config(config)) == config  # what is stored needs no file
+    assert config.deepspeed is not None
+    stored = config.deepspeed.settings.model_dump(mode="json")
+    assert stored["scheduler"] == EXAMPLE["scheduler"]
+    assert load({"gradient_clipping": 0}).optim.grad_clip is None
 
 
 def test_the_engine_is_given_no_auto_and_nothing_that_the_trainer_does(load: Callable[..., RunConfig]) -> None:
@@ -68,6 +74,15 @@ def test_the_engine_is_given_no_auto_and_nothing_that_the_trainer_does(load: Cal
     assert (zero["reduce_bucket_size"], zero["sub_group_size"]) == (width**2, 10**9)
     assert zero["offload_optimizer"] == EXAMPLE["zero_optimization"]["offload_optimizer"]
     assert engine["aio"] == EXAMPLE["aio"]
+
+
+def test_gradients_are_summed_in_fp32(load: Callable[..., RunConfig]) -> None:
+    for stage, accumulated in ((1, None), (2, {"grad_accum_dtype": "fp32"})):
+        config = load({"zero_optimization": {"stage": stage}, "communication_data_type": None})
+        assert config.deepspeed is not None
+        engine = resolve(config.deepspeed.settings, config, 2).engine
+        assert engine["communication_data_type"] == "fp32"
+        assert engine.get("data_types") == accumulated  # in stage 1 it would select an optimizer that is not ZeRO's
 
 
 def test_every_key_that_is_not_handed_on_is_noted(load: Callable[..., RunConfig]) -> None:
@@ -163,15 +178,21 @@ def test_wrong_variants_are_refused_in_one_line(
         ("optim.rules=[{match: lm_head.weight, optimizer: muon}]", "optim.rules.0.optimizer: 'muon' needs"),
         ("backend=native", "deepspeed: needs backend: deepspeed"),
         ("deepspeed=null", "deepspeed: missing; give file"),
+        ("observe.samples={prompts: [a]}", "reads whole weights, which stage 3 cuts; with deepspeed set it to null"),
         ("deepspeed.file=3", "deepspeed.file: must be a path, not 3"),
         ("deepspeed.file=absent.json", "absent.json: cannot be read"),
     ],
 )
 def test_what_does_not_go_with_it(load: Callable[..., RunConfig], override: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load({"optimizer": None}, "optim.matrix_optimizer=adamw", override)
+        load({"optimizer": None}, "optim.matrix_optimizer=adamw", "observe.evaluate_every=100", HELD_OUT, override)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_rollouts(load: Callable[..., RunConfig]) -> None:
+    with pytest.raises(PydanticCustomError, match="'rl' needs backend: native"):
+        check_deepspeed(load().model_copy(update={"stage": "rl"}))
 
 
 def test_mtp_layers_of_some_phases_only(load: Callable[..., RunConfig]) -> None:
