@@ -1,5 +1,6 @@
 """Write the tables of the documentation that are made from the code: metrics, what may change on a resume, performance,
-plans, stages, claims, costs, the planner's accuracy, the speed of generation, recovery, environment variables.
+plans, stages, keys of DeepSpeed, claims, costs, the planner's accuracy, the speed of generation, recovery, environment
+variables.
 
 python scripts/doc_tables.py
 """
@@ -8,6 +9,7 @@ import sys
 from pathlib import Path
 
 from glmforge.checkpoint.compatible import rules_markdown
+from glmforge.config.deepspeed import flags_markdown
 from glmforge.config.stage import stages_markdown
 from glmforge.observe.metrics import metrics_markdown
 from glmforge.plan.cost.prices import prices_markdown
@@ -38,6 +40,7 @@ TABLES = {
     "runbook.md": [alerts_markdown],
     "stages.md": [stages_markdown, *plan_stages.TABLES],
     "cost.md": [settings_markdown, prices_markdown],
+    "guides/_37_A.md": [flags_markdown],
     "cluster-env.md": [variables_markdown, known_bad_markdown],
 }
 

@@ -50,6 +50,7 @@ RULES = (
     Rule("name", FREE, FREE, "a name"),
     Rule("output_dir", FREE, FREE, "a place"),
     Rule("backend", FREE, FREE, "how steps are executed; losses agree up to rounding"),
+    Rule("deepspeed*", FREE, FREE, "how steps are executed; losses agree up to rounding"),
     Rule("seed", NOTED, REFUSED, "it determines the order of samples"),
     Rule("init_from", FREE, FREE, "the weights are the checkpoint's"),
     Rule("init_cache_dir", FREE, FREE, "the weights are the checkpoint's"),

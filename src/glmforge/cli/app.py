@@ -162,6 +162,7 @@ def _root(
     version: bool = typer.Option(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
     ),
+    local_rank: int = typer.Option(0, "--local_rank", hidden=True),  # of the deepspeed launcher
 ) -> None:
     pass
 

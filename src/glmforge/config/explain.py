@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from glmforge.config.deepspeed import DeepSpeedSection
 from glmforge.config.model import ModelConfig, Strict
 from glmforge.config.schema import RunConfig
 from glmforge.config.tree import KeyPath, Node, child, locate
 from glmforge.files import escaped, shown
 
 # Keys that the loader has consumed before pydantic looks: never unknown, but what a misspelled one may mean.
-_LOADER_KEYS = {RunConfig: ["extends"], ModelConfig: ["preset"]}
+_LOADER_KEYS = {RunConfig: ["extends"], ModelConfig: ["preset"], DeepSpeedSection: ["file"]}
 
 
 _MAX_ERRORS = 200  # that are looked at; which of them follow from others takes the square of their number

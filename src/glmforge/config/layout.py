@@ -221,6 +221,7 @@ def _check_phase(key: str, phase: PhaseConfig, layout: Layout, config: RunConfig
                 "set parallel.micro_batch_size to an even number, or ep_overlap to false"
             )
         _check_micro_batches(at_size, layout, config.parallel)
+        _check_deepspeed(f"{key}.batch_size", at_size, layout, config)
         _check_split_backward(at_size, layout, config)
 
 
@@ -274,6 +275,16 @@ def _check_micro_batches(phase: PhaseConfig, layout: Layout, parallel: ParallelC
             f"parallel.micro_batch_size: makes {num} micro-batches in phase '{phase.name}'; dualpipev needs at least "
             f"2 x pp = {2 * layout.pp}: make micro-batches smaller, or choose 'zbv'"
         )
+
+
+def _check_deepspeed(key: str, phase: PhaseConfig, layout: Layout, config: RunConfig) -> None:
+    """What DeepSpeed's settings say of the batch, unless they leave it to the run ("auto")."""
+    made = {"train_batch_size": phase.batch_size, "gradient_accumulation_steps": layout.num_micro_batches(phase)}
+    for name, number in made.items():
+        asked = getattr(config.deepspeed.settings, name) if config.deepspeed is not None else None
+        if isinstance(asked, int) and asked != number:
+            given = f"{key} = {phase.batch_size} on {layout.data_ranks} ranks makes {number}"
+            raise ConfigError(f'deepspeed.settings.{name}: {asked}, but {given}; make them equal, or write "auto"')
 
 
 def _check_split_backward(phase: PhaseConfig, layout: Layout, config: RunConfig) -> None:

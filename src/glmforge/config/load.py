@@ -50,7 +50,7 @@ from glmforge.files import kind_of, read_json, read_text, shown
 
 _MAX_FILES = 32  # that one configuration is assembled from: ten that extend ten each would be a billion
 _MAX_YAML_BYTES = 1 << 18
-_MAX_HF_VALUES = 20_000
+_MAX_JSON_VALUES = 20_000
 
 _Config = TypeVar("_Config", bound=Strict)
 
@@ -69,7 +69,7 @@ def load_config(source: str | Path, overrides: Sequence[str] = ()) -> RunConfig:
         tree = _read_run(path / "config.yaml" if is_directory else path, _Reading())
     for text in overrides:
         tree = _normalise_model(as_mapping(override(tree, text, "optim.lr=3e-4")))
-    return _validate(RunConfig, _resolve_model(_with_what_weights_bring(tree)))
+    return _validate(RunConfig, _resolve_model(_with_deepspeed_file(_with_what_weights_bring(tree))))
 
 
 def load_model_config(source: str | Path) -> ModelConfig:
@@ -212,6 +212,20 @@ def _directory_of_weights(source: Path) -> Path:
     return Path(run) if is_step else source
 
 
+def _with_deepspeed_file(tree: yaml.MappingNode) -> yaml.MappingNode:
+    """With the contents of `deepspeed.file`, and `deepspeed.settings` laid over them."""
+    section = child(tree, "deepspeed")
+    named = child(section, "file")
+    if named is None or not isinstance(section, yaml.MappingNode):
+        return tree
+    name, place = to_value(named), where(named)
+    if not isinstance(name, str):
+        raise ConfigError(f"{place}: deepspeed.file: must be a path, not {reprlib.repr(name)}")
+    content = read_json(Path(name), dict, error=ConfigError, max_bytes=_MAX_YAML_BYTES, max_values=_MAX_JSON_VALUES)
+    whole = merge(from_value({"settings": content}, shown(name)), without_child(section, "file"))
+    return as_mapping(assign(tree, ["deepspeed"], whole, place))
+
+
 def _resolve_model(tree: yaml.MappingNode) -> Node:
     """Replace the model's name by its fields."""
     model = child(tree, "model")
@@ -239,7 +253,7 @@ def _read_model(source: str | Path, reading: _Reading) -> Node:
     if kind_of(path, error=ConfigError) == "directory":
         path = _config_in(path)
     if path.suffix == ".json":
-        content = read_json(path, dict, error=ConfigError, max_values=_MAX_HF_VALUES)
+        content = read_json(path, dict, error=ConfigError, max_values=_MAX_JSON_VALUES)
         return from_value(model_fields_from_hf(content, shown(path)), shown(path))
     tree = _read_run(path, reading)
     return _model_fields(child(tree, "model") or tree, reading.of(path))

@@ -18,6 +18,7 @@ from pydantic.fields import FieldInfo
 from glmforge.config.adapters import WrongTargetError, table_with
 from glmforge.config.checkpoint import CheckpointConfig
 from glmforge.config.data import DataConfig
+from glmforge.config.deepspeed import DeepSpeedSection, check_deepspeed, with_deepspeed_defaults
 from glmforge.config.fault_tolerance import FaultToleranceConfig
 from glmforge.config.fields import YamlPath, refuse_duplicates
 from glmforge.config.kernels import KernelsConfig
@@ -48,8 +49,12 @@ class RunConfig(Strict):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="also the name of its directory")
     output_dir: YamlPath = Field(default_factory=lambda earlier: Path("runs") / earlier["name"])
     stage: StageName = Field(default="pretrain", description="training stage; 'glmforge train --help' lists them")
-    backend: Literal["native"] = Field(
-        default="native", description="training backend; native: PyTorch's FSDP2, DTensor and pipelining"
+    backend: Literal["native", "deepspeed"] = Field(
+        default="native",
+        description="training backend. native: PyTorch's FSDP2, DTensor and pipelining; deepspeed: ZeRO",
+    )
+    deepspeed: DeepSpeedSection | None = Field(
+        default=None, exclude_if=lambda section: section is None, description="DeepSpeed's own settings"
     )
     seed: NonNegativeInt = 0
     init_from: YamlPath | None = Field(
@@ -116,11 +121,12 @@ class RunConfig(Strict):
     @model_validator(mode="before")
     @classmethod
     def _take_defaults_of_stage(cls, given: Any) -> Any:
-        return with_stage_defaults(with_lora_defaults(given))
+        return with_stage_defaults(with_lora_defaults(with_deepspeed_defaults(given)))
 
     @model_validator(mode="after")
-    def _check_stage(self) -> Self:
+    def _check_stage_and_backend(self) -> Self:
         check_stage(self.stage, self, self.phases, self.init_from)
+        check_deepspeed(self)
         if not self.model.lm_head:
             if STAGES[self.stage].needs_lm_head:
                 refuse(

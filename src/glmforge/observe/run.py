@@ -2,6 +2,7 @@
 
     config.yaml        the effective configuration
     adapters.json      of a run with adapters: what is trained, parameter by parameter
+    deepspeed.json     of a run with backend: deepspeed: what its engine was given, and where from
     tokenizer/         a copy of the tokenizer, so that the directory can be moved and talked to from anywhere
     run.json           name, code revision, library versions, machine, start
     metrics.jsonl      one record per logging step
@@ -66,6 +67,10 @@ class RunDirectory:
     @property
     def adapters(self) -> Path:
         return self.root / "adapters.json"
+
+    @property
+    def deepspeed(self) -> Path:
+        return self.root / "deepspeed.json"
 
     @property
     def tokenizer(self) -> Path:

@@ -5,6 +5,7 @@ import logging
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -18,6 +19,7 @@ from glmforge.checkpoint.format.sharded_adapter import BaseWeights
 from glmforge.checkpoint.format.store import list_checkpoints
 from glmforge.checkpoint.initial_weights import check_initial_weights, initial_weights_directory, load_initial_weights
 from glmforge.config.adapters import is_adapter, table_with
+from glmforge.config.deepspeed import resolve
 from glmforge.config.load import dump_config
 from glmforge.config.lora import LoraConfig
 from glmforge.config.model import ModelConfig
@@ -149,6 +151,10 @@ def _take_up(trainer: Trainer, checkpoints: CheckpointHook) -> None:
         write_text(directory.config, dump_config(config))
         if config.lora is not None:
             _tell_adapters(config.model, config.lora, directory.adapters)
+        if config.deepspeed is not None:
+            resolved = resolve(config.deepspeed.settings, config, trainer.world.size)
+            logger.info("deepspeed: %s", "\n  ".join(["settings of the engine, as in deepspeed.json", *resolved.notes]))
+            write_text(directory.deepspeed, json.dumps(asdict(resolved), indent=1))
         copy_tokenizer(config.data.tokenizer, directory.tokenizer)
 
 

@@ -5,6 +5,9 @@ Slurm's `srun`, whose tasks are ranks as they are:
 
     srun --nodes=2 --ntasks-per-node=8 glmforge train run.yaml
 
+The deepspeed launcher sets torchrun's, but for LOCAL_SIZE and CROSS_SIZE (processes of a node, nodes); it also hands
+each process its --local_rank, which the command line ignores.
+
 torchrun's variables win, since it may itself be started by srun. Some of them without the others is a job that would
 be trained by several processes that know nothing of each other: refused. A process without a launcher is rank 0 of one.
 
@@ -71,13 +74,14 @@ class LaunchEnvironment:
         rank, world_size = _number(environment, "RANK"), _number(environment, "WORLD_SIZE")
         if rank >= world_size:
             raise ConfigError(f"RANK = {rank} is not less than WORLD_SIZE = {world_size}: {HOW_TO_START}")
-        local_world_size = _number(environment, "LOCAL_WORLD_SIZE", world_size)
+        local_world_size = _number(environment, "LOCAL_WORLD_SIZE", _number(environment, "LOCAL_SIZE", world_size))
+        num_nodes = _number(environment, "CROSS_SIZE", world_size // max(local_world_size, 1))
         return cls(
             rank=rank,
             world_size=world_size,
             local_rank=_number(environment, "LOCAL_RANK", rank % max(local_world_size, 1)),
             local_world_size=local_world_size,
-            num_nodes=_number(environment, "GROUP_WORLD_SIZE", world_size // max(local_world_size, 1)),
+            num_nodes=_number(environment, "GROUP_WORLD_SIZE", num_nodes),
             address=environment.get("MASTER_ADDR"),
             port=_number(environment, "MASTER_PORT") if "MASTER_PORT" in environment else None,
             attempt=environment.get("TORCHELASTIC_RESTART_COUNT", "0"),

@@ -75,7 +75,7 @@ def test_a_phase_with_another_balance_has_no_bias_to_freeze(run_yaml: str) -> No
         ),
         ("midtrain", ["init_from=null"], "init_from: stage 'midtrain' starts from trained weights; set a Hugging"),
         ("pretrain", SCORE_ONLY, "model.lm_head: stage 'pretrain' trains on next tokens; remove this key or set it"),
-        ("pretrain", ["backend=deepspeed"], "backend: should be 'native', not 'deepspeed'"),
+        ("pretrain", ["backend=deepspeed"], "deepspeed: missing; give file"),
         ("pretrain", ["dpo={}"], "dpo: belongs to stage 'dpo', but this run's"),
         ("dpo", ["dpo.beta=0"], "dpo.beta: should be greater than 0"),
         ("dpo", ["dpo.label_smoothing=0.5"], "dpo.label_smoothing: should be less than 0.5"),

@@ -54,6 +54,14 @@ def test_torchrun() -> None:
     assert not LaunchEnvironment.read(told).is_first_of_node
 
 
+def test_the_deepspeed_launcher() -> None:
+    told = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_SIZE": "8", "CROSS_SIZE": "2", "CROSS_RANK": "1"}
+    told |= {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}
+    assert LaunchEnvironment.read(told) == LaunchEnvironment(9, 16, 1, 8, 2, "node1", 29500)
+    uneven = {"RANK": "9", "WORLD_SIZE": "12", "LOCAL_RANK": "1", "LOCAL_SIZE": "4", "CROSS_SIZE": "2"}
+    assert LaunchEnvironment.read(uneven).num_nodes == 2
+
+
 def test_a_batch_script_that_does_not_tell_of_nodes_has_one() -> None:
     launch = LaunchEnvironment.read({"RANK": "1", "WORLD_SIZE": "2"})
     assert (launch.local_rank, launch.local_world_size, launch.num_nodes) == (1, 2, 1)
