@@ -1,0 +1,127 @@
+"""A short training course under DeepSpeed and the same under the native backend, on rows with uneven numbers of labels."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from glmforge.backend.base import Backend
+from glmforge.backend.deepspeed.backend import DeepSpeedBackend
+from glmforge.backend.native import NativeBackend
+from glmforge.config.layout import resolve_layout
+from glmforge.config.schema import RunConfig
+from glmforge.data.stream.batch import Batch
+from glmforge.objectives.next_token import NextTokenObjective
+from glmforge.parallel.world import World, join_world
+from glmforge.training.step import train_step
+from helpers.drift import batch_of
+from helpers.models import run_config
+
+NUM_ROWS, SEQ_LEN, LR = 8, 32, 3e-3
+
+
+@dataclass(frozen=True)
+class Course:
+    """Per step the losses of all terms and the gradient norm; after the last, the weights and router biases, whole."""
+
+    losses: Tensor
+    norms: Tensor
+    weights: dict[str, Tensor]
+    biases: Tensor
+
+
+def config_of(num_steps: int, *, micro_batch_size: int | None = None, **sections: Any) -> RunConfig:
+    phase = {"name": "main", "steps": num_steps, "seq_len": SEQ_LEN, "batch_size": NUM_ROWS, "aux_loss_weight": 1e-3}
+    return run_config(
+        model=run_config().model.model_dump() | sections.pop("model", {}),
+        phases=[phase | {"mtp_loss_weight": 0.3}],
+        optim={"lr": LR, "matrix_optimizer": "adamw", "eps": 1e-6} | sections.pop("optim", {}),
+        precision={"compute": sections.pop("compute", "fp32")},
+        parallel={"micro_batch_size": micro_batch_size},
+        **sections,
+    )
+
+
+def zero(stage: int, *, torch_adam: bool = True, **settings: Any) -> dict[str, Any]:
+    """DeepSpeed's configuration for the engine; `settings` are those of zero_optimization."""
+    params = {"lr": LR, "betas": (0.9, 0.95), "eps": 1e-6, "weight_decay": 0.1}
+    return {
+        "optimizer": {"type": "AdamW", "params": params | ({"torch_adam": True} if torch_adam else {})},
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 200} | settings,
+        "steps_per_print": None,
+    }
+
+
+def build(config: RunConfig, world: World, settings: dict[str, Any] | None) -> Backend:
+    """`settings` None is the native backend."""
+    if settings is None:
+        return NativeBackend.build(config, world)
+    params = settings["optimizer"]["params"] | {"betas": config.optim.betas, "weight_decay": config.optim.weight_decay}
+    settings = settings | {"optimizer": settings["optimizer"] | {"params": params}}
+    return DeepSpeedBackend.build(config, world, settings)
+
+
+def uneven_batch(config: RunConfig, step: int) -> Batch:
+    """Row r has fewer labels the larger r is, so data ranks have different numbers of them."""
+    batch = batch_of(config, step)
+    labels = batch.labels_BS.clone()
+    for row in range(len(labels)):
+        labels[row, SEQ_LEN - 4 * row :] = -100
+    return replace(batch, labels_BS=labels)
+
+
+def train(config: RunConfig, backend: Backend, steps: range) -> tuple[list[list[float]], list[float]]:
+    phase, world = config.phases[0], backend.world
+    objective = NextTokenObjective(phase, config.model.num_nextn_predict_layers)
+    backend.begin_phase(rope_theta=None, capacity_factor=None, balance=phase.balance)
+    losses, norms = [], []
+    share = NUM_ROWS // world.layout.data_ranks
+    for step in steps:
+        mine = uneven_batch(config, step).rows(world.data_rank * share, (world.data_rank + 1) * share)
+        backend.train()
+        outcome = train_step(
+            backend,
+            objective,
+            mine.micro_batches(world.layout.micro_batch_size or share),
+            lr=LR,
+            grad_clip=0.5,
+            router_bias_rate=1e-2,
+        )
+        losses.append(list(outcome.losses.values()))
+        norms.append(outcome.grad_norm)
+    return losses, norms
+
+
+def course(config: RunConfig, world: World, settings: dict[str, Any] | None) -> Course:
+    backend = build(config, world, settings)
+    losses, norms = train(config, backend, range(config.num_steps))
+    return finished(backend, losses, norms)
+
+
+def finished(backend: Backend, losses: list[list[float]], norms: list[float]) -> Course:
+    weights = {name: _whole(tensor).clone() for name, tensor in backend.weights().items()}
+    biases = torch.stack([bias for _, bias in sorted(backend.router_biases().items())])
+    return Course(torch.tensor(losses, dtype=torch.float64), torch.tensor(norms), weights, biases)
+
+
+def course_on_rank(config: RunConfig, settings: dict[str, Any] | None) -> Course | None:
+    """For `run_ranks`: the course on rank 0."""
+    size = dist.get_world_size()
+    with join_world(resolve_layout(config, size), timeout_s=60) as world:
+        result = course(config, world, settings)
+        return result if world.is_main else None
+
+
+def course_alone(config: RunConfig, settings: dict[str, Any] | None) -> Course:
+    return course(config, World(0, 1, torch.device("cpu"), resolve_layout(config, 1)), settings)
+
+
+def swap_files(directory: Path) -> list[Path]:
+    return [path for path in directory.rglob("*") if path.is_file()]
+
+
+def _whole(tensor: Any) -> Tensor:
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
