@@ -13,8 +13,7 @@ the first step), so this package is written for the version that `constraints.tx
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import deepspeed
@@ -75,17 +74,16 @@ def build_engine(config: RunConfig, world: World, settings: Mapping[str, Any]) -
     settings = {**settings, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
     dtype = DTYPES[config.precision.compute]
     _freeze_idle_mtp(part, alone.table, config)
+    module = MicroBatch(part)
+    model = ZeroModel(config.model, world, config.parallel, [part], alone.table)
     if settings["zero_optimization"]["stage"] == PARAMETERS_CUT:
         _allocate_cut(part, dtype, world.device, settings)
+        if part.lm_head is not None:
+            deepspeed.zero.register_external_parameter(module, part.lm_head.weight)
     else:
         _allocate(part, dtype, world.device)
-    module = MicroBatch(part)
-    if settings["zero_optimization"]["stage"] == PARAMETERS_CUT and part.lm_head is not None:
-        deepspeed.zero.register_external_parameter(module, part.lm_head.weight)
     groups = optimizer_groups(part, alone.table, config.optim)
-    model = ZeroModel(config.model, world, config.parallel, [part], alone.table)
-    with _local_rank_in_environment():
-        model.engine, *_ = deepspeed.initialize(model=module, model_parameters=groups, config=settings)
+    model.engine, *_ = deepspeed.initialize(model=module, model_parameters=groups, config=settings)
     return model
 
 
@@ -106,6 +104,7 @@ def optimizer_groups(part: GlmMoe, table: ParameterTable, config: OptimConfig) -
 
 
 def _join(world: World) -> None:
+    _tell_ranks()
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     backend = "nccl" if world.device.type == "cuda" else "gloo"
     if not dist.is_initialized():
@@ -113,17 +112,19 @@ def _join(world: World) -> None:
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
 
 
-@contextmanager
-def _local_rank_in_environment() -> Iterator[None]:
-    """DeepSpeed insists on the variable; neither Slurm nor a single process has it."""
-    is_missing = "LOCAL_RANK" not in os.environ
-    if is_missing:
-        os.environ["LOCAL_RANK"] = str(LaunchEnvironment.read().local_rank)
-    try:
-        yield
-    finally:
-        if is_missing:
-            del os.environ["LOCAL_RANK"]
+def _tell_ranks() -> None:
+    """DeepSpeed reads torchrun's variables whenever it looks for its device; Slurm and a single process have none."""
+    launch = LaunchEnvironment.read()
+    variables = {
+        "RANK": launch.rank,
+        "WORLD_SIZE": launch.world_size,
+        "LOCAL_RANK": launch.local_rank,
+        "LOCAL_WORLD_SIZE": launch.local_world_size,
+        "GROUP_WORLD_SIZE": launch.num_nodes,
+        "TORCHELASTIC_RESTART_COUNT": launch.attempt,
+    }
+    for name, value in variables.items():
+        os.environ.setdefault(name, str(value))
 
 
 def _freeze_idle_mtp(part: GlmMoe, table: ParameterTable, config: RunConfig) -> None:
