@@ -1,7 +1,7 @@
 """Training steps by PyTorch itself: FSDP2, DTensor and pipelining, as the model was laid out, and our optimizer."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Self
 
@@ -19,7 +19,7 @@ from glmforge.model.router import Balance
 from glmforge.optim.balance import update_router_bias
 from glmforge.optim.clip import clip_grad_norm_
 from glmforge.optim.optimizer import Optimizer, build_optimizer
-from glmforge.optim.sharding import Chunk, chunks_of
+from glmforge.optim.sharding import Chunk, chunks_of, local_part
 from glmforge.parallel.build import DTYPES, Extend, build_model
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World
@@ -123,3 +123,13 @@ class NativeBackend:
     def state_tensors(self) -> dict[str, Tensor]:
         tensors = {f"model.{name}": tensor for name, tensor in self.weights().items()}
         return tensors | {f"optim.{name}": tensor for name, tensor in self.optimizer.state_dict().items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Nothing to do: `state_tensors` are live."""
+
+    @torch.no_grad()
+    def held_bytes(self) -> tuple[int, int, int]:
+        gradients = [chunk.grad for chunk in self.local_chunks() if chunk.grad is not None]
+        held = self.weights().values(), gradients, self.optimizer.state_dict().values()
+        weights, of_gradients, states = (sum(local_part(tensor).nbytes for tensor in tensors) for tensors in held)
+        return weights, of_gradients, states

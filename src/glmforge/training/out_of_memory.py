@@ -11,13 +11,12 @@ A process that the kernel ends for lack of memory says nothing: there the kernel
 import logging
 import resource
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from traceback import walk_tb
 
 import torch
-from torch import Tensor
 
 from glmforge.config.layout import resolve_layout
 from glmforge.config.schema import RunConfig
@@ -25,7 +24,6 @@ from glmforge.errors import GlmforgeError
 from glmforge.observe.record_files import RunFileError
 from glmforge.observe.run import record_event
 from glmforge.observe.units import gigabytes
-from glmforge.optim.sharding import local_part
 from glmforge.parallel.world import World
 from glmforge.plan.layout import select_phase
 from glmforge.plan.memory.changes import helpful_changes, words_of
@@ -162,12 +160,9 @@ def moment_of(error: BaseException | None) -> str:
 
 def held_bytes(trainer: Trainer) -> tuple[int, int, int]:
     """Bytes of this rank's weights, gradients and optimizer states, of all models."""
-    weights, gradients, optimizer = list[Tensor](), list[Tensor](), list[Tensor]()
-    for backend in (trainer.backend, *(model.backend for model in trainer.extra_models.values())):
-        weights += backend.weights().values()
-        gradients += [chunk.grad for chunk in backend.local_chunks() if chunk.grad is not None]
-        optimizer += [tensor for name, tensor in backend.state_tensors().items() if name.startswith("optim.")]
-    return _bytes(weights), _bytes(gradients), _bytes(optimizer)
+    backends = (trainer.backend, *(model.backend for model in trainer.extra_models.values()))
+    weights, gradients, optimizer = (sum(sizes) for sizes in zip(*(b.held_bytes() for b in backends), strict=True))
+    return weights, gradients, optimizer
 
 
 def peak_bytes(device: torch.device) -> int:
@@ -183,8 +178,3 @@ def capacity_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return usable_memory()
-
-
-@torch.no_grad()
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(local_part(tensor).nbytes for tensor in tensors)

@@ -100,6 +100,16 @@ class ZeroState:
             else:
                 state["step"] = step
 
+    def held_bytes(self) -> tuple[int, int, int]:
+        """Of this rank's weights, gradients and optimizer states, wherever these lie; fp32 but for the weights."""
+        zero = self._zero
+        weights = sum(getattr(p, "ds_tensor", p).nbytes for p in self._model.parameters())
+        if self._cuts_parameters:
+            num_trained = sum(int(numel) for numel in zero.fp16_partitioned_groups_flat_numel)
+        else:
+            num_trained = sum(masters.numel() for masters in zero.single_partition_of_fp32_groups)
+        return weights, 4 * num_trained, 12 * num_trained
+
     def forget_gradients(self) -> None:
         """Drop the gradients as ZeRO does for a step that it omits itself."""
         zero = self._zero
