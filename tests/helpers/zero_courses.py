@@ -1,4 +1,4 @@
-"""A short training course under DeepSpeed and the same under the native backend, on rows with uneven numbers of labels."""
+"""A short training course under DeepSpeed and under the native backend, on rows with uneven numbers of labels."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
