@@ -1,5 +1,6 @@
 """A short training course under DeepSpeed and under the native backend, on rows with uneven numbers of labels."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def config_of(num_steps: int, *, micro_batch_size: int | None = None, **sections
     phase = {"name": "main", "steps": num_steps, "seq_len": SEQ_LEN, "batch_size": NUM_ROWS, "aux_loss_weight": 1e-3}
     return run_config(
         model=run_config().model.model_dump() | sections.pop("model", {}),
-        phases=[phase | {"mtp_loss_weight": 0.3}],
+        phases=[phase | {"mtp_loss_weight": 0.3} | sections.pop("phase", {})],
         optim={"lr": LR, "matrix_optimizer": "adamw", "eps": 1e-6} | sections.pop("optim", {}),
         precision={"compute": sections.pop("compute", "fp32")},
         parallel={"micro_batch_size": micro_batch_size},
@@ -73,7 +74,10 @@ def uneven_batch(config: RunConfig, step: int) -> Batch:
     return replace(batch, labels_BS=labels)
 
 
-def train(config: RunConfig, backend: Backend, steps: range) -> tuple[list[list[float]], list[float]]:
+def train(
+    config: RunConfig, backend: Backend, steps: range, broken_step: int | None = None
+) -> tuple[list[list[float]], list[float]]:
+    """Losses and norms of `steps`; in `broken_step` the gradient is not finite."""
     phase, world = config.phases[0], backend.world
     objective = NextTokenObjective(phase, config.model.num_nextn_predict_layers)
     backend.begin_phase(rope_theta=None, capacity_factor=None, balance=phase.balance)
@@ -84,7 +88,7 @@ def train(config: RunConfig, backend: Backend, steps: range) -> tuple[list[list[
         backend.train()
         outcome = train_step(
             backend,
-            objective,
+            Overflowing(phase, config.model.num_nextn_predict_layers) if step == broken_step else objective,
             mine.micro_batches(world.layout.micro_batch_size or share),
             lr=LR,
             grad_clip=0.5,
@@ -95,9 +99,16 @@ def train(config: RunConfig, backend: Backend, steps: range) -> tuple[list[list[
     return losses, norms
 
 
-def course(config: RunConfig, world: World, settings: dict[str, Any] | None) -> Course:
+class Overflowing(NextTokenObjective):
+    def numerators(self, *args: Any) -> Tensor:
+        return super().numerators(*args) * torch.inf
+
+
+def course(
+    config: RunConfig, world: World, settings: dict[str, Any] | None, broken_step: int | None = None
+) -> Course:
     backend = build(config, world, settings)
-    losses, norms = train(config, backend, range(config.num_steps))
+    losses, norms = train(config, backend, range(config.num_steps), broken_step)
     return finished(backend, losses, norms)
 
 
@@ -107,16 +118,25 @@ def finished(backend: Backend, losses: list[list[float]], norms: list[float]) ->
     return Course(torch.tensor(losses, dtype=torch.float64), torch.tensor(norms), weights, biases)
 
 
-def course_on_rank(config: RunConfig, settings: dict[str, Any] | None) -> Course | None:
-    """For `run_ranks`: the course on rank 0."""
-    size = dist.get_world_size()
-    with join_world(resolve_layout(config, size), timeout_s=60) as world:
-        result = course(config, world, settings)
-        return result if world.is_main else None
+def courses_on_rank(
+    config: RunConfig, settings: Sequence[dict[str, Any] | None], broken_step: int | None = None
+) -> list[Course] | None:
+    """For `run_ranks`: a course with each of `settings`, one after the other, on rank 0."""
+    with join_world(resolve_layout(config, dist.get_world_size()), timeout_s=120) as world:
+        results = [course(config, world, each, broken_step) for each in settings]
+        return results if world.is_main else None
 
 
-def course_alone(config: RunConfig, settings: dict[str, Any] | None) -> Course:
-    return course(config, World(0, 1, torch.device("cpu"), resolve_layout(config, 1)), settings)
+def course_alone(config: RunConfig, broken_step: int | None = None) -> Course:
+    """The native one, on this process."""
+    return course(config, World(0, 1, torch.device("cpu"), resolve_layout(config, 1)), None, broken_step)
+
+
+def on_nvme(directory: Path) -> dict[str, Any]:
+    """ZeRO-3 with optimizer and parameters in files below `directory`."""
+    place = {"device": "nvme", "nvme_path": str(directory), "pin_memory": False}
+    parameters = {**place, "buffer_count": 8, "buffer_size": 2_000_000}
+    return zero(3, torch_adam=False, offload_optimizer={**place, "buffer_count": 4}, offload_param=parameters)
 
 
 def swap_files(directory: Path) -> list[Path]:
