@@ -104,9 +104,7 @@ class Overflowing(NextTokenObjective):
         return super().numerators(*args) * torch.inf
 
 
-def course(
-    config: RunConfig, world: World, settings: dict[str, Any] | None, broken_step: int | None = None
-) -> Course:
+def course(config: RunConfig, world: World, settings: dict[str, Any] | None, broken_step: int | None = None) -> Course:
     backend = build(config, world, settings)
     losses, norms = train(config, backend, range(config.num_steps), broken_step)
     return finished(backend, losses, norms)
