@@ -1,11 +1,11 @@
 """A training step of native FSDP2 against DeepSpeed's ZeRO-3 and ZeRO-2: time and memory on the ranks of this machine.
 
-    python benchmarks/deepspeed.py                 # two ranks, three rounds, some five minutes on two idle cores
+    python benchmarks/zero_step.py                 # two ranks, three rounds, some five minutes on two idle cores
 
-All train the same GLM-shaped model of about 23 million parameters (MTP on) in fp32 from the same weights on the same rows
-with AdamW, by the trainer's own step. Variants take turns, each turn in new processes: build, two steps to warm up, then
-the timed ones. `bytes` is the most that a rank's process held above what it held before the model was built. The
-losses must agree to 1e-3, or the run fails.
+All train the same GLM-shaped model of about 23 million parameters (MTP on) in fp32 from the same weights on the same
+rows with AdamW, by the trainer's own step. Variants take turns, each turn in new processes: build, two steps to warm
+up, then the timed ones. `bytes` is the most that a rank's process held above what it held before the model was built.
+The losses must agree to 1e-3, or the run fails. (A script named deepspeed.py would be imported in place of DeepSpeed.)
 """
 
 import resource
