@@ -87,7 +87,7 @@ def measure(stage: int | None) -> dict[str, Any]:
         backend = (
             NativeBackend.build(config, world)
             if stage is None
-            else DeepSpeedBackend.build(config, world, settings(stage, config))
+            else DeepSpeedBackend.build_under(settings(stage, config), config, world)
         )
         backend.train()
         objective = NextTokenObjective(phase, config.model.num_nextn_predict_layers)

@@ -7,8 +7,8 @@ A backend owns the sharded model and its optimizer; trainer and hooks reach them
 What a backend does in its own way is when gradients are summed over ranks and where optimizer states lie. What the
 batch adds up to is the same for all (`GlobalBatch`): a backend only hands `GlobalBatch.run` to its engine.
 
-DeepSpeed's ZeRO (`glmforge.backend.deepspeed`) keeps weights and states in pieces of its own. What it gives of them are
-therefore copies, which `restore` brings back.
+DeepSpeed's ZeRO (`glmforge.backend.deepspeed`) keeps weights and states in pieces of its own: what it gives of them are
+copies, which `restore` brings back.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -96,21 +96,13 @@ class Backend(Protocol):
         ...
 
     def weights(self) -> dict[str, Tensor]:
-        """Published name -> parameter or buffer, those that this rank has (a part of). Collective.
-
-        Live, or copies of the parameters: after loading into them call `restore`, with names as in `state_tensors`."""
+        """Published name -> parameter or buffer, live or a copy, those that this rank has (a part of). Collective."""
         ...
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Everything a checkpoint holds under flat names: `model.<parameter or buffer>`, `optim.<state>`. Collective.
-
-        Live, or copies: after loading into them call `restore`."""
+        """All that a checkpoint holds under flat names: `model.<parameter or buffer>`, `optim.<state>`. Collective."""
         ...
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what has been loaded into (some of) `state_tensors`. Collective."""
-        ...
-
-    def held_bytes(self) -> tuple[int, int, int]:
-        """Bytes of this rank's weights, gradients and optimizer states. Not collective."""
+        """Take over what was loaded into those of `state_tensors` that are given. Collective."""
         ...

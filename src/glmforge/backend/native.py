@@ -19,7 +19,7 @@ from glmforge.model.router import Balance
 from glmforge.optim.balance import update_router_bias
 from glmforge.optim.clip import clip_grad_norm_
 from glmforge.optim.optimizer import Optimizer, build_optimizer
-from glmforge.optim.sharding import Chunk, chunks_of, local_part
+from glmforge.optim.sharding import Chunk, chunks_of
 from glmforge.parallel.build import DTYPES, Extend, build_model
 from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World
@@ -126,10 +126,3 @@ class NativeBackend:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Nothing to do: `state_tensors` are live."""
-
-    @torch.no_grad()
-    def held_bytes(self) -> tuple[int, int, int]:
-        gradients = [chunk.grad for chunk in self.local_chunks() if chunk.grad is not None]
-        held = self.weights().values(), gradients, self.optimizer.state_dict().values()
-        weights, of_gradients, states = (sum(local_part(tensor).nbytes for tensor in tensors) for tensors in held)
-        return weights, of_gradients, states

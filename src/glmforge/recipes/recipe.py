@@ -61,4 +61,5 @@ def _deepspeed_backend(config: RunConfig, world: World) -> Backend:
     with needed_for("backend: deepspeed"):
         from glmforge.backend.deepspeed.backend import DeepSpeedBackend
     assert config.deepspeed is not None, "checked with the configuration"
-    return DeepSpeedBackend.build(config, world, resolve(config.deepspeed.settings, config, world.size).engine)
+    settings = resolve(config.deepspeed.settings, config, world.size).engine
+    return DeepSpeedBackend.build_under(settings, config, world)

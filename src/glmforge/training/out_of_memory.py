@@ -11,12 +11,13 @@ A process that the kernel ends for lack of memory says nothing: there the kernel
 import logging
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from traceback import walk_tb
 
 import torch
+from torch import Tensor
 
 from glmforge.config.layout import resolve_layout
 from glmforge.config.schema import RunConfig
@@ -24,6 +25,7 @@ from glmforge.errors import GlmforgeError
 from glmforge.observe.record_files import RunFileError
 from glmforge.observe.run import record_event
 from glmforge.observe.units import gigabytes
+from glmforge.optim.sharding import local_part
 from glmforge.parallel.world import World
 from glmforge.plan.layout import select_phase
 from glmforge.plan.memory.changes import helpful_changes, words_of
@@ -79,6 +81,7 @@ class Shortage:
     def words(self) -> str:
         held = f"weights {gigabytes(self.weights)}, gradients {gigabytes(self.gradients)}"
         held += f", optimizer state {gigabytes(self.optimizer)}"
+        held = held if self.weights else "weights not counted"  # DeepSpeed's, which only all ranks together can ask for
         used = f"at most {gigabytes(self.peak)} of {gigabytes(self.capacity)} in use"
         return f"rank {self.rank}, phase '{self.phase}', {self.moment}: {held}; {used}"
 
@@ -118,7 +121,7 @@ class MemoryWatch:
             self._world.rank,
             trainer.phase.name if trainer is not None and has_stepped else self._config.phases[0].name,
             moment_of(error),
-            *(held_bytes(trainer) if trainer is not None else (0, 0, 0)),
+            *(held_bytes(trainer) if trainer is not None and self._config.backend == "native" else (0, 0, 0)),
             peak=peak_bytes(device),
             capacity=capacity_bytes(device),
         )
@@ -160,9 +163,12 @@ def moment_of(error: BaseException | None) -> str:
 
 def held_bytes(trainer: Trainer) -> tuple[int, int, int]:
     """Bytes of this rank's weights, gradients and optimizer states, of all models."""
-    backends = (trainer.backend, *(model.backend for model in trainer.extra_models.values()))
-    weights, gradients, optimizer = (sum(sizes) for sizes in zip(*(b.held_bytes() for b in backends), strict=True))
-    return weights, gradients, optimizer
+    weights, gradients, optimizer = list[Tensor](), list[Tensor](), list[Tensor]()
+    for backend in (trainer.backend, *(model.backend for model in trainer.extra_models.values())):
+        weights += backend.weights().values()
+        gradients += [chunk.grad for chunk in backend.local_chunks() if chunk.grad is not None]
+        optimizer += [tensor for name, tensor in backend.state_tensors().items() if name.startswith("optim.")]
+    return _bytes(weights), _bytes(gradients), _bytes(optimizer)
 
 
 def peak_bytes(device: torch.device) -> int:
@@ -178,3 +184,8 @@ def capacity_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return usable_memory()
+
+
+@torch.no_grad()
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(local_part(tensor).nbytes for tensor in tensors)

@@ -32,7 +32,7 @@ def assert_equal(actual: Course, expected: Course) -> None:
     torch.testing.assert_close(actual.norms, expected.norms, rtol=1e-3, atol=0)
     assert torch.equal(actual.biases, expected.biases)
     assert actual.biases.abs().max() > 1e-3, "the routers' biases have not moved"
-    assert actual.losses[-1, 0] < actual.losses[0, 0] - 0.5, "nothing was learnt"
+    assert actual.losses[-1, 0] < actual.losses[0, 0] - 0.2, "nothing was learnt"
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
@@ -80,7 +80,7 @@ class MeansOfRanks(GlobalBatch):
 
 def planted(config: Any, settings: dict[str, Any]) -> list[Course] | None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("glmforge.backend.deepspeed.backend.GlobalBatch", MeansOfRanks)
+        patch.setattr("glmforge.backend.native.GlobalBatch", MeansOfRanks)
         return courses_on_rank(config, [settings])
 
 

@@ -1,19 +1,17 @@
 """DeepSpeed's engine around our model.
 
 The engine is given a module that runs one micro-batch, objective included, and returns the scalar to differentiate:
-all that ZeRO-3 gathers is then used inside the module that it hooks. The language-model head is the exception, it is
-used by the objective: it stays gathered from the beginning of a micro-batch's forward pass to its backward pass.
+all that ZeRO-3 gathers is then used inside the module that it hooks. The language-model head, which the objective uses,
+stays gathered for all of a micro-batch. Under ZeRO-3 the parameters are cut one module at a time, so that no rank ever
+has the whole model; weights are written afterwards by `ZeroOptimizer`, since ZeRO would round masters to bf16.
 
-Under ZeRO-3 the parameters are cut one module at a time, so that no rank ever has the whole model. Weights are written
-afterwards, through `ZeroState`, which also writes the fp32 masters: in bf16, ZeRO would make them of rounded weights.
-
-DeepSpeed has no public door to some of what is needed here (gradients dropped without an update, optimizer state before
-the first step), so this package is written for the version that `constraints.txt` pins.
+DeepSpeed has no public door to some of what is needed (gradients dropped without an update, optimizer state before the
+first step), so this package is written for the version that `pyproject.toml` pins.
 """
 
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import deepspeed
@@ -32,8 +30,6 @@ from glmforge.parallel.pipeline import RunPart
 from glmforge.parallel.world import World
 from glmforge.runtime.launch import LaunchEnvironment
 
-PARAMETERS_CUT = 3  # the ZeRO stage that cuts the parameters too
-
 
 class MicroBatch(nn.Module):
     """Runs a micro-batch through the model; what the engine sees as its module."""
@@ -48,7 +44,7 @@ class MicroBatch(nn.Module):
 
 
 class ZeroModel(ParallelModel):
-    """`ParallelModel` whose micro-batches run through the engine: evaluations need what ZeRO-3 gathers on the way."""
+    """`ParallelModel` whose micro-batches run through `engine`: evaluations need what ZeRO-3 gathers on the way."""
 
     engine: Any = None
 
@@ -63,48 +59,45 @@ class ZeroModel(ParallelModel):
                 self.engine.backward(loss * self.world.size, scale_wrt_gas=False)
 
 
-def build_engine(config: RunConfig, world: World, settings: Mapping[str, Any]) -> ZeroModel:
-    """The model of `config` under DeepSpeed's engine with `settings` (a DeepSpeed configuration); weights are zeros.
+def build_model(config: RunConfig, world: World, settings: Mapping[str, Any]) -> ZeroModel:
+    """The model of `config`, all weights zero, under an engine with `settings` (a DeepSpeed configuration). Collective.
 
-    All ranks call this together. A single process joins a process group of its own, which DeepSpeed needs.
+    A single process joins a process group of its own, which DeepSpeed needs.
     """
     _join(world)
     alone = lay_out_model(config, World.single(world.device))
-    (part,) = alone.parts
+    (part,), table = alone.parts, alone.table
+    if config.stage == "reward" or not any(phase.mtp_loss_weight for phase in config.phases):
+        for name, parameter in part.named_parameters():  # ZeRO would update MTP layers with gradients of zero
+            parameter.requires_grad_(parameter.requires_grad and not table[name].mtp)
     settings = {**settings, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
-    dtype = DTYPES[config.precision.compute]
-    _freeze_idle_mtp(part, alone.table, config)
-    module = MicroBatch(part)
-    model = ZeroModel(config.model, world, config.parallel, [part], alone.table)
-    if settings["zero_optimization"]["stage"] == PARAMETERS_CUT:
-        _allocate_cut(part, dtype, world.device, settings)
-        if part.lm_head is not None:
-            deepspeed.zero.register_external_parameter(module, part.lm_head.weight)
-    else:
-        _allocate(part, dtype, world.device)
-    groups = optimizer_groups(part, alone.table, config.optim)
+    model, module = ZeroModel(config.model, world, config.parallel, [part], table), MicroBatch(part)
+    _allocate(part, DTYPES[config.precision.compute], world.device, settings)
+    if hasattr(next(part.parameters()), "ds_id") and part.lm_head is not None:
+        deepspeed.zero.register_external_parameter(module, part.lm_head.weight)
+    groups = optimizer_groups(part, table, config.optim)
     model.engine, *_ = deepspeed.initialize(model=module, model_parameters=groups, config=settings)
     return model
 
 
 def optimizer_groups(part: GlmMoe, table: ParameterTable, config: OptimConfig) -> list[dict[str, Any]]:
-    """DeepSpeed's parameter groups: our weight decay, and `lr_scale` to multiply the learning rate by.
-
-    MTP layers have groups of their own: ZeRO counts the steps of a whole group.
-    """
-    parameters = dict(part.named_parameters())
-    groups = []
+    """DeepSpeed's parameter groups: our weight decay, and `lr_scale` to multiply the learning rate by."""
+    parameters, groups = dict(part.named_parameters()), []
     for group in parameter_groups(table, config):
-        for is_mtp in (False, True):
-            members = [parameters[row.name] for row in group.parameters if row.mtp == is_mtp]
-            trained = [parameter for parameter in members if parameter.requires_grad]
-            if trained:
-                groups.append({"params": trained, "weight_decay": group.weight_decay, "lr_scale": group.lr_scale})
+        members = [parameters[row.name] for row in group.parameters]
+        trained = [parameter for parameter in members if parameter.requires_grad]
+        if trained:
+            groups.append({"params": trained, "weight_decay": group.weight_decay, "lr_scale": group.lr_scale})
     return groups
 
 
 def _join(world: World) -> None:
-    _tell_ranks()
+    """DeepSpeed reads torchrun's variables whenever it looks for its device; Slurm and a single process have none."""
+    launch = LaunchEnvironment.read()
+    os.environ.setdefault("GROUP_WORLD_SIZE", str(launch.num_nodes))
+    os.environ.setdefault("TORCHELASTIC_RESTART_COUNT", launch.attempt)
+    for name in ("rank", "world_size", "local_rank", "local_world_size"):
+        os.environ.setdefault(name.upper(), str(getattr(launch, name)))
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     backend = "nccl" if world.device.type == "cuda" else "gloo"
     if not dist.is_initialized():
@@ -112,66 +105,22 @@ def _join(world: World) -> None:
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
 
 
-def _tell_ranks() -> None:
-    """DeepSpeed reads torchrun's variables whenever it looks for its device; Slurm and a single process have none."""
-    launch = LaunchEnvironment.read()
-    variables = {
-        "RANK": launch.rank,
-        "WORLD_SIZE": launch.world_size,
-        "LOCAL_RANK": launch.local_rank,
-        "LOCAL_WORLD_SIZE": launch.local_world_size,
-        "GROUP_WORLD_SIZE": launch.num_nodes,
-        "TORCHELASTIC_RESTART_COUNT": launch.attempt,
-    }
-    for name, value in variables.items():
-        os.environ.setdefault(name, str(value))
-
-
-def _freeze_idle_mtp(part: GlmMoe, table: ParameterTable, config: RunConfig) -> None:
-    """MTP layers that no phase trains: ZeRO would update them with gradients of zero."""
-    if config.stage == "reward" or not any(phase.mtp_loss_weight for phase in config.phases):
-        for name, parameter in part.named_parameters():
-            if table[name].mtp:
-                parameter.requires_grad_(False)
-
-
-def _allocate(part: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+def _allocate(part: GlmMoe, dtype: torch.dtype, device: torch.device, settings: Mapping[str, Any]) -> None:
+    """Zeros for all parameters and buffers; under ZeRO-3 a module at a time, of which this rank keeps its part."""
+    zero, first = settings["zero_optimization"], None
+    offload = zero.get("offload_param") or {"device": "none"}
     for module in part.modules():
-        _give_memory(module, dtype, device)
-
-
-def _allocate_cut(part: nn.Module, dtype: torch.dtype, device: torch.device, settings: Mapping[str, Any]) -> None:
-    """Give memory to a module at a time, and leave this rank its part of it."""
-    first: nn.Parameter | None = None
-    for module in part.modules():
-        own = _give_memory(module, dtype, device)
-        if not own:
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.zeros_like(buffer, device=device))
+        for name, parameter in module.named_parameters(recurse=False):
+            memory = torch.zeros_like(parameter, dtype=dtype, device=device)
+            setattr(module, name, nn.Parameter(memory, requires_grad=parameter.requires_grad))
+        own = list(module.parameters(recurse=False))
+        if zero["stage"] < 3 or not own:
             continue
-        if first is None:
-            offload = settings["zero_optimization"].get("offload_param") or {}
-            device_of_parts = offload.get("device")
-            deepspeed.zero.Init(
-                module=module,
-                dtype=dtype,
-                config_dict_or_path=dict(settings),
-                remote_device=None if device_of_parts == "none" else device_of_parts,
-                pin_memory=offload.get("pin_memory", False),
-            )
-            first = own[0]
-        else:
+        if first is not None:
             cast(Any, first).convert_to_zero_parameters(param_list=own)
-
-
-def _give_memory(module: nn.Module, dtype: torch.dtype, device: torch.device) -> list[nn.Parameter]:
-    """Zeros for the parameters and buffers of `module` itself; returns the parameters."""
-    for name, buffer in module.named_buffers(recurse=False):
-        setattr(module, name, torch.zeros_like(buffer, device=device))
-    for name, parameter in module.named_parameters(recurse=False):
-        memory = torch.zeros_like(parameter, dtype=dtype, device=device)
-        setattr(module, name, nn.Parameter(memory, requires_grad=parameter.requires_grad))
-    return list(module.parameters(recurse=False))
-
-
-def set_lr(groups: Iterable[dict[str, Any]], lr: float) -> None:
-    for group in groups:
-        group["lr"] = lr * group["lr_scale"]
+            continue
+        remote = None if offload["device"] == "none" else offload["device"]
+        deepspeed.zero.Init(module, config_dict_or_path=dict(settings), dtype=dtype, remote_device=remote)
+        first = own[0]
