@@ -48,8 +48,7 @@ class DeepSpeedBackend(NativeBackend):
 
     @torch.no_grad()
     def grad_norms(self) -> Tensor:
-        config = self.model.config
-        squares_L = torch.zeros(config.num_hidden_layers + config.num_nextn_predict_layers, device=self.world.device)
+        squares_L = torch.zeros(len(self.model.parts[0].layers), device=self.world.device)
         for name, parameter in self.model.named_parameters():
             layer = self.table[name].layer
             if layer is not None and parameter.requires_grad:

@@ -11,7 +11,7 @@ first step), so this package is written for the version that `pyproject.toml` pi
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, cast
 
 import deepspeed
@@ -44,9 +44,13 @@ class MicroBatch(nn.Module):
 
 
 class ZeroModel(ParallelModel):
-    """`ParallelModel` whose micro-batches run through `engine`: evaluations need what ZeRO-3 gathers on the way."""
+    """`ParallelModel` whose micro-batches run through `engine`: evaluations need what ZeRO-3 gathers on the way.
+
+    `idle` are parameters of MTP layers that the run does not train: ZeRO would update them with gradients of zero.
+    """
 
     engine: Any = None
+    idle: Set[str] = frozenset()
 
     def run(self, run: RunPart, num_micro_batches: int, rows: tuple[int, int], *, num_mtp: int, backward: bool) -> None:
         for index in range(num_micro_batches):
@@ -67,11 +71,12 @@ def build_model(config: RunConfig, world: World, settings: Mapping[str, Any]) ->
     _join(world)
     alone = lay_out_model(config, World.single(world.device))
     (part,), table = alone.parts, alone.table
-    if config.stage == "reward" or not any(phase.mtp_loss_weight for phase in config.phases):
-        for name, parameter in part.named_parameters():  # ZeRO would update MTP layers with gradients of zero
-            parameter.requires_grad_(parameter.requires_grad and not table[name].mtp)
     settings = {**settings, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
     model, module = ZeroModel(config.model, world, config.parallel, [part], table), MicroBatch(part)
+    if config.stage == "reward" or not any(phase.mtp_loss_weight for phase in config.phases):
+        model.idle = {name for name, p in part.named_parameters() if p.requires_grad and table[name].mtp}
+    for name in model.idle:
+        part.get_parameter(name).requires_grad_(False)
     _allocate(part, DTYPES[config.precision.compute], world.device, settings)
     if hasattr(next(part.parameters()), "ds_id") and part.lm_head is not None:
         deepspeed.zero.register_external_parameter(module, part.lm_head.weight)
@@ -107,8 +112,7 @@ def _join(world: World) -> None:
 
 def _allocate(part: GlmMoe, dtype: torch.dtype, device: torch.device, settings: Mapping[str, Any]) -> None:
     """Zeros for all parameters and buffers; under ZeRO-3 a module at a time, of which this rank keeps its part."""
-    zero, first = settings["zero_optimization"], None
-    offload = zero.get("offload_param") or {"device": "none"}
+    stage, first = settings["zero_optimization"]["stage"], None
     for module in part.modules():
         for name, buffer in module.named_buffers(recurse=False):
             setattr(module, name, torch.zeros_like(buffer, device=device))
@@ -116,11 +120,10 @@ def _allocate(part: GlmMoe, dtype: torch.dtype, device: torch.device, settings: 
             memory = torch.zeros_like(parameter, dtype=dtype, device=device)
             setattr(module, name, nn.Parameter(memory, requires_grad=parameter.requires_grad))
         own = list(module.parameters(recurse=False))
-        if zero["stage"] < 3 or not own:
+        if stage < 3 or not own:
             continue
         if first is not None:
             cast(Any, first).convert_to_zero_parameters(param_list=own)
             continue
-        remote = None if offload["device"] == "none" else offload["device"]
-        deepspeed.zero.Init(module, config_dict_or_path=dict(settings), dtype=dtype, remote_device=remote)
+        deepspeed.zero.Init(module, config_dict_or_path=dict(settings), dtype=dtype)
         first = own[0]

@@ -1,10 +1,10 @@
 """DeepSpeed's optimizer as ours is used, and what a checkpoint keeps of it: whole tensors under published names.
 
 ZeRO keeps fp32 masters and moments as flat pieces that end anywhere in a tensor, on a disk perhaps. Here one tensor
-after the other is gathered, and this rank's rows of it kept in host memory, cut as by FSDP2; `write` goes the other way.
+after the other is gathered, and this rank's rows of it kept in host memory, cut as by FSDP2; `write` does the reverse.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import deepspeed
@@ -33,7 +33,8 @@ class ZeroOptimizer:
         self._model, self._engine, self._world = model, model.engine, model.world
         self.zero = model.engine.optimizer
         self.cuts_parameters = model.engine.zero_optimization_stage() == 3
-        self._has_stepped = False
+        by_stage = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat")
+        self._masters = getattr(self.zero, by_stage[self.cuts_parameters])
         self._make_states()
 
     def set_lr(self, lr: float) -> None:
@@ -44,13 +45,10 @@ class ZeroOptimizer:
     def step(self) -> None:
         """Clip by `zero.clip_grad` and update the parameters."""
         self._engine.step()
-        self._has_stepped = True
 
     def zero_grad(self) -> None:
         """Drop gradients that no step has used, as ZeRO does for a step that it omits itself."""
-        zero, self._has_stepped, is_done = self.zero, False, self._has_stepped
-        if is_done:
-            return
+        zero = self.zero
         zero.zero_grad()
         zero.micro_step_id = 0 if self.cuts_parameters else -1
         if self.cuts_parameters or zero.cpu_offload:
@@ -81,7 +79,7 @@ class ZeroOptimizer:
         found = {}
         for name, parameter in self._model.named_parameters():
             trained = parameter.requires_grad
-            if trained or self._model.table[name].mtp:
+            if trained or name in self._model.idle:
                 found[f"step.{name}"] = torch.tensor(float(next(iter(self._states()))["step"] if trained else 0))
                 for key in _MOMENTS:
                     whole = safe_get_full_optimizer_state(parameter, key) if trained else torch.zeros(_shape(parameter))
@@ -103,26 +101,21 @@ class ZeroOptimizer:
         if len(steps) > 1:
             (least, one), *_, (most, other) = sorted(steps.items())
             raise CheckpointError(
-                f"backend: deepspeed counts the same steps for all parameters, but the checkpoint has {least} for {one} "
-                f"and {most} for {other}; resume it with backend: native"
+                f"deepspeed counts the same steps for all parameters, but the checkpoint has {least} for {one} and "
+                f"{most} for {other}; resume it with backend: native"
             )
-        for step in steps:
-            self._set_step(step)
+        if steps:
+            self._set_step(*steps)
         self._renew_parameters()
 
     def _make_states(self) -> None:
         """ZeRO makes moments, and their files, in the first step: this one moves nothing and is not counted."""
-        zero = self.zero
         self.set_lr(0.0)
-        if self.cuts_parameters:
-            zero.independent_gradient_partition_epilogue()
-            zero.step()
-        else:
-            for masters in zero.single_partition_of_fp32_groups:
-                masters.grad = torch.zeros_like(masters) if masters.grad is None else masters.grad
-            zero.optimizer.step()
-            zero._lazy_init_hp_params_optimizer_state()
-        zero.zero_grad()
+        for group in self._groups():
+            masters, given = self._masters[group], self._masters[group].grad
+            masters.grad = torch.zeros_like(masters) if given is None else given
+            self.zero._optimizer_step(group)
+            masters.grad = given
         self._set_step(0)
 
     def _set_step(self, step: int) -> None:
@@ -139,15 +132,20 @@ class ZeroOptimizer:
             zero.update_lp_params()
             return
         zero._partition_all_parameters()
-        for group in range(len(zero.fp16_groups)):
-            is_swapped = zero._swappable_optimizer_subgroup(group)
-            if is_swapped:
-                zero._optimizer_states_and_gradient_swap_in(group)
+        for group in self._groups():
             zero._reassign_or_swap_out_partitioned_parameters(group)
-            if is_swapped:
-                zero._release_swap_buffers(group)
         if zero.persistent_parameters:
             zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
+
+    def _groups(self) -> Iterator[int]:
+        """ZeRO's groups of masters and moments, each in memory when it is its turn."""
+        for group in range(len(self._masters)):
+            is_swapped = self.cuts_parameters and self.zero._swappable_optimizer_subgroup(group)
+            if is_swapped:
+                self.zero._optimizer_states_and_gradient_swap_in(group)
+            yield group
+            if is_swapped:
+                self.zero._optimizer_states_and_gradient_swap_out(group)
 
     def _weight(self, parameter: nn.Parameter) -> Tensor:
         if parameter.requires_grad:
