@@ -89,8 +89,7 @@ def optimizer_groups(part: GlmMoe, table: ParameterTable, config: OptimConfig) -
     """DeepSpeed's parameter groups: our weight decay, and `lr_scale` to multiply the learning rate by."""
     parameters, groups = dict(part.named_parameters()), []
     for group in parameter_groups(table, config):
-        members = [parameters[row.name] for row in group.parameters]
-        trained = [parameter for parameter in members if parameter.requires_grad]
+        trained = [p for row in group.parameters if (p := parameters[row.name]).requires_grad]
         if trained:
             groups.append({"params": trained, "weight_decay": group.weight_decay, "lr_scale": group.lr_scale})
     return groups

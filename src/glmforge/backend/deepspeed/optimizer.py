@@ -88,8 +88,7 @@ class ZeroOptimizer:
 
     @torch.no_grad()
     def write(self, weights: Mapping[str, Tensor], states: Mapping[str, Tensor]) -> None:
-        """Take over parameters, and states by the names of `state_dict`. Raises `CheckpointError` for parameters that
-        were updated a different number of times."""
+        """Take over parameters and states. Raises `CheckpointError` where states differ in their steps."""
         steps: dict[int, str] = {}
         for name, parameter in self._model.named_parameters():
             if name in weights:
