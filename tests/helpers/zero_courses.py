@@ -112,7 +112,7 @@ def course(config: RunConfig, world: World, settings: dict[str, Any] | None, bro
 
 
 def finished(backend: Backend, losses: list[list[float]], norms: list[float]) -> Course:
-    weights = {name: _whole(tensor).clone() for name, tensor in backend.weights().items()}
+    weights = {name: whole(tensor).clone() for name, tensor in backend.weights().items()}
     biases = torch.stack([bias for _, bias in sorted(backend.router_biases().items())])
     return Course(torch.tensor(losses, dtype=torch.float64), torch.tensor(norms), weights, biases)
 
@@ -142,5 +142,5 @@ def swap_files(directory: Path) -> list[Path]:
     return [path for path in directory.rglob("*") if path.is_file()]
 
 
-def _whole(tensor: Any) -> Tensor:
+def whole(tensor: Any) -> Tensor:
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

@@ -8,8 +8,21 @@ import pytest
 import torch
 
 from glmforge.backend.global_batch import GlobalBatch
+from glmforge.config.layout import resolve_layout
+from glmforge.parallel.world import join_world
 from helpers.distributed import run_ranks
-from helpers.zero_courses import Course, config_of, course_alone, courses_on_rank, on_nvme, swap_files, zero
+from helpers.zero_courses import (
+    Course,
+    build,
+    config_of,
+    course_alone,
+    courses_on_rank,
+    on_nvme,
+    swap_files,
+    train,
+    whole,
+    zero,
+)
 
 NUM_STEPS = 50
 OFFLOADED = {"offload_optimizer": {"device": "cpu"}}
@@ -93,14 +106,30 @@ def test_planted_means_of_ranks_are_caught() -> None:
     assert (actual.losses - expected.losses).abs().max() > 1e-3
 
 
-def test_idle_mtp_layers_stay_as_they_are() -> None:
-    phase = {"mtp_loss_weight": 0.0}
-    expected = course_alone(config_of(5, phase=phase))
-    courses = run_ranks(courses_on_rank, 2, config_of(5, phase=phase), [zero(2), zero(3)])[0]
-    for actual in courses:
-        assert actual.weights.keys() == expected.weights.keys()
-        for name, weight in expected.weights.items():
-            torch.testing.assert_close(actual.weights[name], weight, rtol=0, atol=1e-4)
+def states_on_rank(config: Any, settings: list[dict[str, Any] | None]) -> list[dict[str, torch.Tensor]]:
+    """What checkpoints hold after three steps with each of `settings`, whole."""
+    with join_world(resolve_layout(config, 2), timeout_s=120) as world:
+        backends = [build(config, world, each) for each in settings]
+        for backend in backends:
+            train(config, backend, range(3))
+        return [{name: whole(tensor) for name, tensor in backend.state_tensors().items()} for backend in backends]
+
+
+FROZEN = [{"match": f"model.layers.{number}.mlp.*", "lr_scale": 0.0} for number in (1, 4)]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"phase": {"mtp_loss_weight": 0.0}}, {"optim": {"rules": FROZEN}}, {"model": {"tie_word_embeddings": True}}],
+    ids=["all", "idle MTP", "frozen", "tied"],
+)
+def test_checkpoints_hold_what_the_native_backend_has(given: dict[str, Any]) -> None:
+    native, *others = run_ranks(states_on_rank, 2, config_of(3, **given), [None, zero(2), zero(3)])[0]
+    for state in others:
+        assert state.keys() == native.keys()
+        for name, tensor in native.items():
+            assert state[name].dtype == tensor.dtype
+            torch.testing.assert_close(state[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_steps_that_are_not_finite_are_omitted() -> None:

@@ -115,6 +115,9 @@ class ZeroOptimizer:
             masters.grad = torch.zeros_like(masters) if given is None else given
             self.zero._optimizer_step(group)
             masters.grad = given
+        if not self.cuts_parameters:  # of several groups, ZeRO has linked the first one's
+            self.zero._hp_optimizer_states_linked = False
+            self.zero._lazy_init_hp_params_optimizer_state()
         self._set_step(0)
 
     def _set_step(self, step: int) -> None:
