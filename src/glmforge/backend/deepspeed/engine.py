@@ -44,13 +44,10 @@ class MicroBatch(nn.Module):
 
 
 class ZeroModel(ParallelModel):
-    """`ParallelModel` whose micro-batches run through `engine`: evaluations need what ZeRO-3 gathers on the way.
-
-    `idle` are parameters of MTP layers that the run does not train: ZeRO would update them with gradients of zero.
-    """
+    """`ParallelModel` whose micro-batches run through `engine`: evaluations need what ZeRO-3 gathers on the way."""
 
     engine: Any = None
-    idle: Set[str] = frozenset()
+    idle: Set[str] = frozenset()  # of MTP layers that the run does not train: ZeRO would apply gradients of zero
 
     def run(self, run: RunPart, num_micro_batches: int, rows: tuple[int, int], *, num_mtp: int, backward: bool) -> None:
         for index in range(num_micro_batches):
