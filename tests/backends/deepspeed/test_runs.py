@@ -28,12 +28,12 @@ class Kill(Hook):
             os._exit(9)
 
 
-def run(config: RunConfig) -> None:
-    train(config)
+def on_two_ranks(config: RunConfig, *hooks: type[Hook]) -> None:
+    run_ranks(run, 2, config.model_dump(mode="json"), hooks, init_group=False)
 
 
-def run_and_die(config: RunConfig) -> None:
-    train(config, [Kill()])
+def run(config: dict[str, Any], hooks: tuple[type[Hook], ...]) -> None:
+    train(RunConfig.model_validate(config), [hook() for hook in hooks])
 
 
 def config_of(data: TinyData, directory: Path, stage: int | None, **sections: Any) -> RunConfig:
@@ -65,10 +65,10 @@ def losses_of(config: RunConfig) -> list[float]:
 @pytest.mark.parametrize(("first", "second"), [(1, 1), (2, 2), (3, 3), (None, 3), (3, None), (2, 3)])
 def test_killed_runs_go_on(first: int | None, second: int | None, tiny_data: TinyData, tmp_path: Path) -> None:
     whole, killed = (config_of(tiny_data, tmp_path / name, first) for name in ("whole", "killed"))
-    run_ranks(run, 2, whole, init_group=False)
-    with pytest.raises(RankFailure, match="exit"):
-        run_ranks(run_and_die, 2, killed, init_group=False)
-    run_ranks(run, 2, config_of(tiny_data, tmp_path / "killed", second), init_group=False)
+    on_two_ranks(whole)
+    with pytest.raises(RankFailure, match="code 9"):
+        on_two_ranks(killed, Kill)
+    on_two_ranks(config_of(tiny_data, tmp_path / "killed", second))
     # Bit-equal on the same engine; sums over ranks are taken in another order on another one.
     tolerance = 0 if first == second else 1e-5
     assert losses_of(killed) == pytest.approx(losses_of(whole), rel=0, abs=tolerance)
@@ -111,8 +111,8 @@ def sections_of(stage: str, data: TinyData, base: Path, folder: Path) -> dict[st
 def test_every_stage_trains_as_natively(stage: str, tiny_data: TinyData, base: Path, tmp_path: Path) -> None:
     sections = sections_of(stage, tiny_data, base, tmp_path)
     native = config_of(tiny_data, tmp_path / "native", None, **sections)
-    run_ranks(run, 2, native, init_group=False)
+    on_two_ranks(native)
     for zero in (2, 3):
         config = config_of(tiny_data, tmp_path / f"zero{zero}", zero, **sections)
-        run_ranks(run, 2, config, init_group=False)
+        on_two_ranks(config)
         assert losses_of(config) == pytest.approx(losses_of(native), rel=0, abs=1e-4)
