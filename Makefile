@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal --durations 15
 TYPES := $(BIN)/mypy && $(BIN)/lint-imports
 
-.PHONY: help setup demo check test test-ops test-corpus test-integration test-guides test-distributed test-chaos test-fuzz lint style format bench test-gpu bench-gpu figures
+.PHONY: help setup demo check test test-ops test-backends test-corpus test-integration test-guides test-distributed test-chaos test-fuzz lint style format bench test-gpu bench-gpu figures
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -23,11 +23,17 @@ check: setup style ## before a commit, in two minutes: style, types, and the uni
 # Types and imports take more than a minute of one core: beside the tests, and shown below them.
 test: setup style ## lint, types, imports, and the tests of glmforge: unit, distributed, end to end
 	@log=$$(mktemp); { $(TYPES); } >$$log 2>&1 & types=$$!; \
-	$(PYTEST) --ignore tests/integration --ignore tests/ops --ignore tests/corpus; tests=$$?; \
+	$(PYTEST) --ignore tests/integration --ignore tests/ops --ignore tests/corpus --ignore tests/backends; tests=$$?; \
 	wait $$types; types=$$?; cat $$log; rm $$log; exit $$((tests | types))
 
 test-ops: setup ## the tests of glmforge_ops: checks, setup, jobs; real Slurm, ssh and Prometheus on this machine
 	$(PYTEST) tests/ops
+
+# Their operators are compiled by the first test that needs each, minutes in all; later runs find them.
+test-backends: setup ## DeepSpeed and Megatron against ours, with the real packages; installs and compiles them the first time
+	@$(BIN)/python -c "import deepspeed, megatron.core" 2>/dev/null || DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet \
+		--no-build-isolation -c constraints.txt -e '.[backends]'
+	TORCH_EXTENSIONS_DIR=$(CURDIR)/.venv/torch_extensions PATH=$(CURDIR)/$(BIN):$$PATH $(PYTEST) tests/backends
 
 test-corpus: setup ## the tests of glmforge_corpus
 	$(PYTEST) tests/corpus

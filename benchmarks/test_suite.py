@@ -24,7 +24,7 @@ from harness import arguments
 from record import ROOT, write_result
 
 SUITES = {
-    "test": ["tests", *(f"--ignore=tests/{folder}" for folder in ("integration", "ops", "corpus"))],
+    "test": ["tests", *(f"--ignore=tests/{folder}" for folder in ("integration", "ops", "corpus", "backends"))],
     "integration": ["tests/integration"],
     "ops": ["tests/ops"],
     "corpus": ["tests/corpus"],

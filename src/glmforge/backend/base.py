@@ -7,16 +7,11 @@ A backend owns the sharded model and its optimizer; trainer and hooks reach them
 What a backend does in its own way is when gradients are summed over ranks and where optimizer states lie. What the
 batch adds up to is the same for all (`GlobalBatch`): a backend only hands `GlobalBatch.run` to its engine.
 
-DeepSpeed's ZeRO fits so. `accumulate` calls `engine.set_gradient_accumulation_boundary(is_last)`, `batch.run` and
-`engine.backward(loss)` for each micro-batch; ZeRO sums and partitions gradients in its backward hooks. It averages over
-data ranks and divides by accumulation steps where `GlobalBatch` has already divided by global denominators, so the loss
-is multiplied by both. `clip` measures the norm of the partitions and scales them, with the engine's own clipping
-configured off, so that the caller can omit a step before `engine.step()` is called; `step` sets the learning rate
-in the groups of `engine.optimizer` first. `zero_grad` clears what the engine has not cleared itself in `step`.
-`state_tensors` gives ZeRO's flat partitions cut by published names, `local_chunks` the same of weights and gradients.
+DeepSpeed's ZeRO (`glmforge.backend.deepspeed`) keeps weights and states in pieces of its own: what it gives of them are
+copies, which `restore` brings back.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -101,9 +96,13 @@ class Backend(Protocol):
         ...
 
     def weights(self) -> dict[str, Tensor]:
-        """Published name -> live parameter or buffer, those that this rank has (a part of)."""
+        """Published name -> parameter or buffer, live or a copy, those that this rank has (a part of). Collective."""
         ...
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Everything a checkpoint holds, live, under flat names: `model.<parameter or buffer>`, `optim.<state>`."""
+        """All that a checkpoint holds under flat names: `model.<parameter or buffer>`, `optim.<state>`. Collective."""
+        ...
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what was loaded into those of `state_tensors` that are given. Collective."""
         ...

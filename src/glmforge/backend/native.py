@@ -1,7 +1,7 @@
 """Training steps by PyTorch itself: FSDP2, DTensor and pipelining, as the model was laid out, and our optimizer."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Self
 
@@ -123,3 +123,6 @@ class NativeBackend:
     def state_tensors(self) -> dict[str, Tensor]:
         tensors = {f"model.{name}": tensor for name, tensor in self.weights().items()}
         return tensors | {f"optim.{name}": tensor for name, tensor in self.optimizer.state_dict().items()}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Nothing to do: `state_tensors` are live."""

@@ -12,8 +12,10 @@ from typing import Any, Protocol
 from glmforge.adapt.lora import adapters_of
 from glmforge.backend.base import Backend
 from glmforge.backend.native import NativeBackend
+from glmforge.config.deepspeed import resolve
 from glmforge.config.schema import RunConfig
 from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.extras import needed_for
 from glmforge.observe.metric_table import Metric
 from glmforge.parallel.world import World
 from glmforge.training.source import BatchSource
@@ -37,6 +39,8 @@ class Recipe(Protocol):
 
     def backend(self, config: RunConfig, world: World) -> Backend:
         """The model and its optimizer, on this rank's device. `config` has names in the place of every "auto"."""
+        if config.backend == "deepspeed":
+            return _deepspeed_backend(config, world)
         return NativeBackend.build(config, world, extend=adapters_of(config))
 
     def extra_models(self, config: RunConfig, world: World) -> Mapping[str, ExtraModel]:
@@ -51,3 +55,11 @@ class Recipe(Protocol):
     def hooks(self) -> Iterable[Hook]:
         """Besides those of every run: evaluations."""
         return ()
+
+
+def _deepspeed_backend(config: RunConfig, world: World) -> Backend:
+    with needed_for("backend: deepspeed"):
+        from glmforge.backend.deepspeed.backend import DeepSpeedBackend
+    assert config.deepspeed is not None, "checked with the configuration"
+    settings = resolve(config.deepspeed.settings, config, world.size).engine
+    return DeepSpeedBackend.build_under(settings, config, world)

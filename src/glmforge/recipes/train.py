@@ -164,13 +164,15 @@ def _load_initial_weights(trainer: Trainer, checkpoints: CheckpointHook) -> None
     for config, backend in ((trainer.config, trainer.backend), *extra):
         if config.init_from is None:
             continue
+        weights = {name: tensor for name, tensor in backend.weights().items() if not is_adapter(backend.table[name])}
         source = load_initial_weights(
             config.init_from,
-            {name: tensor for name, tensor in backend.weights().items() if not is_adapter(backend.table[name])},
+            weights,
             config.model,
             checkpoints.tokenizer_fingerprint,
             cache_dir=config.init_cache_dir,
         )
+        backend.restore({f"model.{name}": tensor for name, tensor in weights.items()})
         if trainer.world.is_main:
             logger.info("starting from the weights of %s", source)
 

@@ -81,6 +81,7 @@ class Shortage:
     def words(self) -> str:
         held = f"weights {gigabytes(self.weights)}, gradients {gigabytes(self.gradients)}"
         held += f", optimizer state {gigabytes(self.optimizer)}"
+        held = held if self.weights else "weights not counted"  # DeepSpeed's, which only all ranks together can ask for
         used = f"at most {gigabytes(self.peak)} of {gigabytes(self.capacity)} in use"
         return f"rank {self.rank}, phase '{self.phase}', {self.moment}: {held}; {used}"
 
@@ -120,7 +121,7 @@ class MemoryWatch:
             self._world.rank,
             trainer.phase.name if trainer is not None and has_stepped else self._config.phases[0].name,
             moment_of(error),
-            *(held_bytes(trainer) if trainer is not None else (0, 0, 0)),
+            *(held_bytes(trainer) if trainer is not None and self._config.backend == "native" else (0, 0, 0)),
             peak=peak_bytes(device),
             capacity=capacity_bytes(device),
         )

@@ -217,9 +217,10 @@ class CheckpointHook(Hook):
         """
         if self._saver is not None:
             self._saver.wait()
+        tensors = self._tensors(trainer)
         found = load_latest(
             self.root,
-            self._tensors(trainer),
+            tensors,
             config=self.config.model_dump(mode="json"),
             local_root=self._local_root,
             before_step=before_step,
@@ -228,6 +229,7 @@ class CheckpointHook(Hook):
         if found is None:
             return None
         path, meta = found
+        trainer.backend.restore(tensors)
         self._check_same_data(path, meta)
         if self.base is not None:
             base = self.base

@@ -1,0 +1,1 @@
+"""The training backend on DeepSpeed's ZeRO."""
