@@ -1,0 +1,187 @@
+"""DeepSpeed's checkpoints as named tensors: ZeRO's shards of any stage and number of ranks, and universal ones.
+
+    latest                                            names the directory, `global_step120`
+    global_step120/
+      [zero_pp_rank_0_]mp_rank_00_model_states.pt     names, shapes, buffers, position; with the prefix under stage 3
+      [bf16_]zero_pp_rank_<r>_mp_rank_00_optim_states.pt
+                                                      rank r's part: fp32 weights and Adam's moments, flat by group
+    global_step120_universal/                         what `ds_to_universal` makes of it
+      zero/<parameter>/fp32.pt, exp_avg.pt, exp_avg_sq.pt
+
+Stages 1 and 2 lay a group's parameters end to end and cut the whole in as many parts as there are ranks; each shard
+says which elements of which parameter it has. Stage 3 cuts each parameter, padded to equal parts, and lays a rank's
+parts of a group end to end. Facts of DeepSpeed 0.19.8, whose converters (`zero_to_fp32`, `ds_to_universal`) unpickle.
+
+Not read: tensor and pipeline parallelism, DeepSpeed's own experts, frozen parameters, NVMe-offloaded optimizers (their
+states lie in `offloaded_tensors`); the first two `ds_to_universal` turns into a universal checkpoint, which is.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from glmforge.checkpoint.format.inert_pickle import InertPickleError, Made
+from glmforge.checkpoint.format.shard_metadata import numbers_of
+from glmforge.checkpoint.format.torch_file import StoredTensor, TorchFile, count_of, field, fields_of
+from glmforge.checkpoint.format.wording import list_some
+from glmforge.config.parameters import Shape
+from glmforge.errors import CheckpointError
+from glmforge.files import read_text, shown
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+_MODEL_FILES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
+_SHARD = re.compile(r"(bf16_|fp16_)?zero_pp_rank_(?P<rank>\d{1,6})_mp_rank_00_optim_states\.pt")
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,250}", re.ASCII)
+
+
+class _Fragment(NamedTuple):
+    """`num_elements` of a parameter, after those of the rank before. Without a `start` the tensor is all of it."""
+
+    tensor: StoredTensor
+    start: int | None
+    num_elements: int
+
+    def read(self) -> Tensor:
+        return self.tensor.whole() if self.start is None else self.tensor.read(self.start, self.num_elements)
+
+
+class DeepSpeedCheckpoint:
+    """A checkpoint that was opened. Raises `CheckpointError` naming the file that is missing, damaged or not supported.
+
+    Attributes:
+        path: the directory of the step.
+        steps, samples: optimizer steps and sequences so far.
+        shapes: of the trained parameters, by the names of the module that was trained.
+        buffers: of that module.
+    """
+
+    def __init__(self, source: Path) -> None:
+        self.path = _directory(source)
+        self._fragments: dict[tuple[str, str], list[_Fragment]] = defaultdict(list)
+        file = next((self.path / name for name in _MODEL_FILES if (self.path / name).exists()), None)
+        if file is None:
+            raise CheckpointError(f"{shown(self.path)}: is not a DeepSpeed checkpoint: it has no {_MODEL_FILES[0]}")
+        is_universal = (self.path / "zero").is_dir()
+        with TorchFile.open(file) as model:
+            self.steps, self.samples = (count_of(field(model.root, f"global_{what}")) for what in ("steps", "samples"))
+            module = fields_of(field(model.root, "module"))
+            self.buffers = {n: model.tensor(module[n]) for n in field(model.root, "buffer_names") if n in module}
+            groups = [] if is_universal else _groups(model.root)
+        self.shapes = {name: shape for group in groups for name, shape in group.items()}
+        if is_universal:
+            self._find_universal()
+        else:
+            for rank, path in enumerate(shards := _shards(self.path)):
+                self._find_shard(path, rank, len(shards), groups)
+        self._check_whole()
+
+    def read(self, state: str, name: str) -> Tensor:
+        """All of the fp32 weights ("fp32") or of a moment of a trained parameter."""
+        if not (fragments := self._fragments.get((state, name))):
+            raise CheckpointError(f"{shown(self.path)}: has no {state} of {name}; was it saved before the first step?")
+        return torch.cat([fragment.read().flatten() for fragment in fragments]).reshape(self.shapes[name])
+
+    def _find_universal(self) -> None:
+        for directory in sorted((self.path / "zero").iterdir()):
+            for state in ("fp32", *MOMENTS):
+                if directory.name not in self.buffers and (directory / f"{state}.pt").exists():
+                    with TorchFile.open(directory / f"{state}.pt") as file:
+                        tensor = file.tensor(field(file.root, "param"))
+                    shape = self.shapes.setdefault(directory.name, tensor.part.shape)
+                    self._fragments[state, directory.name].append(_Fragment(tensor, None, math.prod(shape)))
+
+    def _find_shard(self, path: Path, rank: int, num_ranks: int, groups: list[dict[str, Shape]]) -> None:
+        with TorchFile.open(path) as file:
+            optim = field(file.root, "optimizer_state_dict")
+            is_stage_3 = "fp32_flat_groups" in fields_of(optim)
+            counts = field(optim, "partition_count")
+            if num_ranks not in (counts if type(counts) is list else [counts]):
+                raise InertPickleError(f"it is of {counts} ranks, and there are files of {num_ranks}")
+            base = field(optim, "optimizer_state_dict" if is_stage_3 else "base_optimizer_state")
+            states = base if type(base) is list else field(base, "state")
+            flat = field(optim, "fp32_flat_groups" if is_stage_3 else "single_partition_of_fp32_groups")
+            for index, group in enumerate(groups):
+                found = {"fp32": file.tensor(field(flat, index))}
+                if states:
+                    found |= {state: file.tensor(field(states, index, state)) for state in MOMENTS}
+                spans = _cut(group, rank, num_ranks) if is_stage_3 else _said(field(optim, "param_slice_mappings", index))
+                for name, start, number in spans:
+                    for state, tensor in found.items():
+                        self._fragments[state, name].append(_Fragment(tensor, start, number))
+
+    def _check_whole(self) -> None:
+        for name, shape in self.shapes.items():
+            for state in ("fp32", *MOMENTS):
+                fragments = self._fragments.get((state, name), [])
+                have = sum(fragment.num_elements for fragment in fragments)
+                if have != math.prod(shape) and (fragments or state == "fp32"):
+                    raise CheckpointError(
+                        f"{shown(self.path)}: has {have:,} of {math.prod(shape):,} elements of {state} of "
+                        f"{shown(name)}; its files are not of one save"
+                    )
+
+
+def _directory(source: Path) -> Path:
+    """The step's directory: `source`, or the one that its `latest` names."""
+    latest = next((source / name for name in ("latest", "latest_universal") if (source / name).exists()), None)
+    if latest is None:
+        return source
+    tag = read_text(latest, error=CheckpointError, max_bytes=1 << 10).strip()
+    if not _NAME.fullmatch(tag) or not (source / tag).is_dir():
+        raise CheckpointError(f"{shown(latest)}: names {shown(tag)}, which is not a directory beside it")
+    return source / tag
+
+
+def _groups(model: Any) -> list[dict[str, Shape]]:
+    """Names and shapes of the parameters of each group of the optimizer, in the order in which they lie there."""
+    fields = fields_of(model)
+    if fields.get("mp_world_size", 1) != 1:
+        raise InertPickleError("tensor-parallel shards; convert it with DeepSpeed's ds_to_universal first")
+    if fields.get("frozen_param_shapes") and fields_of(fields["frozen_param_shapes"]):
+        raise InertPickleError("frozen parameters are not supported")
+    param_shapes = field(model, "param_shapes")
+    if type(param_shapes) is not list:
+        raise InertPickleError("it is not of ZeRO stage 1, 2 or 3")
+    return [{_name(name): _shape(size) for name, size in fields_of(group).items()} for group in param_shapes]
+
+
+def _name(name: str | int) -> str:
+    if type(name) is not str or not _NAME.fullmatch(name):
+        raise InertPickleError(f"{shown(str(name))} is not a parameter's name")
+    return name
+
+
+def _shape(size: Any) -> Shape:
+    return numbers_of(size.args[0] if type(size) is Made and size.args else size)
+
+
+def _shards(directory: Path) -> list[Path]:
+    """The ranks' files, in their order."""
+    found = {int(match["rank"]): path for path in directory.iterdir() if (match := _SHARD.fullmatch(path.name))}
+    if missing := [str(rank) for rank in range(max(found, default=0) + 1) if rank not in found]:
+        raise CheckpointError(
+            f"{shown(directory)}: *_optim_states.pt of rank {list_some(missing)} is missing (ZeRO 1, 2 and 3 have one per rank)"
+        )
+    return [found[rank] for rank in sorted(found)]
+
+
+def _cut(group: dict[str, Shape], rank: int, num_ranks: int) -> Iterator[tuple[str, int, int]]:
+    """Stage 3: name, first element in the rank's flat tensor and number of elements, padding left out."""
+    start = 0
+    for name, shape in group.items():
+        part = -(-math.prod(shape) // num_ranks)
+        yield name, start, max(0, min(part, math.prod(shape) - rank * part))
+        start += part
+
+
+def _said(mapping: Any) -> Iterator[tuple[str, int, int]]:
+    """Stages 1 and 2: the same, as the shard says it."""
+    for name, address in fields_of(mapping).items():
+        yield _name(name), count_of(field(address, "start")), count_of(field(address, "numel"))
