@@ -22,6 +22,7 @@ from glmforge.runtime.os_errors import describe_os_error
 
 _MAX_PICKLE_BYTES = 64 << 20
 _PARAMETER = Name("torch._utils", "_rebuild_parameter")
+_WITH_STATE = Name("torch._tensor", "_rebuild_from_type_v2")
 
 
 class _AnyName:
@@ -81,6 +82,8 @@ class TorchFile:
 
     def tensor(self, value: object) -> StoredTensor:
         """The tensor that is an item of a container."""
+        if type(value) is Made and value.maker == _WITH_STATE and [type(a) for a in value.args[:3]] == [Name, Name, tuple]:
+            value = Made(value.args[0], value.args[2])  # a tensor with attributes, as ZeRO gives them
         if type(value) is Made and value.maker == _PARAMETER and value.args:
             value = value.args[0]
         part = self._archive.part(value)
