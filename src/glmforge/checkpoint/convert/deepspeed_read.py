@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from glmforge.checkpoint.format.inert_pickle import InertPickleError, Made
+from glmforge.checkpoint.format.inert_pickle import InertPickleError, Made, Pairs
 from glmforge.checkpoint.format.shard_metadata import numbers_of
 from glmforge.checkpoint.format.torch_file import StoredTensor, TorchFile, count_of, field, fields_of
 from glmforge.checkpoint.format.wording import list_some
@@ -73,7 +73,7 @@ class DeepSpeedCheckpoint:
             self.steps, self.samples = (count_of(field(model.root, f"global_{what}")) for what in ("steps", "samples"))
             module = fields_of(field(model.root, "module"))
             self.buffers = {n: model.tensor(module[n]) for n in field(model.root, "buffer_names") if n in module}
-            groups = [] if is_universal else _groups(model.root)
+            groups = _groups(model.root, is_universal)
         self.shapes = {name: shape for group in groups for name, shape in group.items()}
         if is_universal:
             self._find_universal()
@@ -93,9 +93,10 @@ class DeepSpeedCheckpoint:
             for state in ("fp32", *MOMENTS):
                 if directory.name not in self.buffers and (directory / f"{state}.pt").exists():
                     with TorchFile.open(directory / f"{state}.pt") as file:
-                        tensor = file.tensor(field(file.root, "param"))
+                        # From stages 1 and 2 a dict with the tensor in its shape, from stage 3 all elements in a row.
+                        tensor = file.tensor(field(file.root, "param") if type(file.root) is Pairs else file.root)
                     shape = self.shapes.setdefault(directory.name, tensor.part.shape)
-                    self._fragments[state, directory.name].append(_Fragment(tensor, None, math.prod(shape)))
+                    self._fragments[state, directory.name].append(_Fragment(tensor, None, math.prod(tensor.part.shape)))
 
     def _find_shard(self, path: Path, rank: int, num_ranks: int, groups: list[dict[str, Shape]]) -> None:
         with TorchFile.open(path) as file:
@@ -139,10 +140,12 @@ def _directory(source: Path) -> Path:
     return source / tag
 
 
-def _groups(model: Any) -> list[dict[str, Shape]]:
+def _groups(model: Any, is_universal: bool) -> list[dict[str, Shape]]:
     """Names and shapes of the parameters of each group of the optimizer, in the order in which they lie there."""
     fields = fields_of(model)
     if fields.get("mp_world_size", 1) != 1:
+        if is_universal:  # the shapes are those of parts, and what is stored is whole
+            return []
         raise InertPickleError("tensor-parallel shards; convert it with DeepSpeed's ds_to_universal first")
     if fields.get("frozen_param_shapes") and fields_of(fields["frozen_param_shapes"]):
         raise InertPickleError("frozen parameters are not supported")
