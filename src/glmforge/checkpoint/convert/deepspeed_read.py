@@ -89,9 +89,12 @@ class DeepSpeedCheckpoint:
         return torch.cat([fragment.read().flatten() for fragment in fragments]).reshape(self.shapes[name])
 
     def _find_universal(self) -> None:
-        for directory in sorted((self.path / "zero").iterdir()):
+        directories = [path for path in sorted((self.path / "zero").iterdir()) if path.name not in self.buffers]
+        if self.shapes:  # others are copies: tied weights, in the model's own dtype
+            directories = [path for path in directories if path.name in self.shapes]
+        for directory in directories:
             for state in ("fp32", *MOMENTS):
-                if directory.name not in self.buffers and (directory / f"{state}.pt").exists():
+                if (directory / f"{state}.pt").exists():
                     with TorchFile.open(directory / f"{state}.pt") as file:
                         # From stages 1 and 2 a dict with the tensor in its shape, from stage 3 all elements in a row.
                         tensor = file.tensor(field(file.root, "param") if type(file.root) is Pairs else file.root)
@@ -143,6 +146,9 @@ def _directory(source: Path) -> Path:
 def _groups(model: Any, is_universal: bool) -> list[dict[str, Shape]]:
     """Names and shapes of the parameters of each group of the optimizer, in the order in which they lie there."""
     fields = fields_of(model)
+    layout = fields.get("checkpoint_parallel_dimensions")
+    if layout is not None and field(layout, "pp_degree") != 1:
+        raise InertPickleError("pipeline parallelism is not supported")
     if fields.get("mp_world_size", 1) != 1:
         if is_universal:  # the shapes are those of parts, and what is stored is whole
             return []
