@@ -1,19 +1,19 @@
 """DeepSpeed's checkpoints as named tensors: ZeRO's shards of any stage and number of ranks, and universal ones.
 
-    latest                                            names the directory, `global_step120`
+    latest                                              names the directory, `global_step120`
     global_step120/
-      [zero_pp_rank_0_]mp_rank_00_model_states.pt     names, shapes, buffers, position; with the prefix under stage 3
+      [zero_pp_rank_0_]mp_rank_00_model_states.pt       names, shapes, buffers, position (the prefix: stage 3)
       [bf16_]zero_pp_rank_<r>_mp_rank_00_optim_states.pt
-                                                      rank r's part: fp32 weights and Adam's moments, flat by group
-    global_step120_universal/                         what `ds_to_universal` makes of it
+                                                        rank r's part: fp32 weights and Adam's moments, flat by group
+    global_step120_universal/                           what `ds_to_universal` makes of it
       zero/<parameter>/fp32.pt, exp_avg.pt, exp_avg_sq.pt
 
-Stages 1 and 2 lay a group's parameters end to end and cut the whole in as many parts as there are ranks; each shard
+Stages 1 and 2 lay a group's parameters end to end and cut the whole into as many parts as there are ranks; each shard
 says which elements of which parameter it has. Stage 3 cuts each parameter, padded to equal parts, and lays a rank's
-parts of a group end to end. Facts of DeepSpeed 0.19.8, whose converters (`zero_to_fp32`, `ds_to_universal`) unpickle.
+parts of a group end to end. As DeepSpeed 0.19.8 writes them; its own converters unpickle.
 
-Not read: tensor and pipeline parallelism, DeepSpeed's own experts, frozen parameters, NVMe-offloaded optimizers (their
-states lie in `offloaded_tensors`); the first two `ds_to_universal` turns into a universal checkpoint, which is.
+Not read: pipeline parallelism, experts of DeepSpeed's own layers, frozen parameters, optimizers offloaded to NVMe
+(`offloaded_tensors`). Tensor parallelism is, once `ds_to_universal` has made a universal checkpoint of it.
 """
 
 import math
@@ -21,39 +21,31 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from glmforge.checkpoint.format.inert_pickle import InertPickleError, Made, Pairs
 from glmforge.checkpoint.format.shard_metadata import numbers_of
-from glmforge.checkpoint.format.torch_file import StoredTensor, TorchFile, count_of, field, fields_of
+from glmforge.checkpoint.format.torch_file import StoredTensor, TorchFile, count_of, field, fields_of, reading
 from glmforge.checkpoint.format.wording import list_some
 from glmforge.config.parameters import Shape
 from glmforge.errors import CheckpointError
 from glmforge.files import read_text, shown
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+STATES = ("fp32", "exp_avg", "exp_avg_sq")
 
-_MODEL_FILES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
+MODEL_FILES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
 _SHARD = re.compile(r"(bf16_|fp16_)?zero_pp_rank_(?P<rank>\d{1,6})_mp_rank_00_optim_states\.pt")
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,250}", re.ASCII)
 
-
-class _Fragment(NamedTuple):
-    """`num_elements` of a parameter, after those of the rank before. Without a `start` the tensor is all of it."""
-
-    tensor: StoredTensor
-    start: int | None
-    num_elements: int
-
-    def read(self) -> Tensor:
-        return self.tensor.whole() if self.start is None else self.tensor.read(self.start, self.num_elements)
+Group = dict[str, Shape]
+"""A group of the optimizer: its parameters in the order in which they lie there."""
 
 
 class DeepSpeedCheckpoint:
-    """A checkpoint that was opened. Raises `CheckpointError` naming the file that is missing, damaged or not supported.
+    """A checkpoint that was opened: of all files only the headers. Raises `CheckpointError`, which names the file.
 
     Attributes:
         path: the directory of the step.
@@ -64,15 +56,16 @@ class DeepSpeedCheckpoint:
 
     def __init__(self, source: Path) -> None:
         self.path = _directory(source)
-        self._fragments: dict[tuple[str, str], list[_Fragment]] = defaultdict(list)
-        file = next((self.path / name for name in _MODEL_FILES if (self.path / name).exists()), None)
+        self._parts: dict[tuple[str, str], list[tuple[StoredTensor, int | None, int]]] = defaultdict(list)
+        file = next((self.path / name for name in MODEL_FILES if (self.path / name).exists()), None)
         if file is None:
-            raise CheckpointError(f"{shown(self.path)}: is not a DeepSpeed checkpoint: it has no {_MODEL_FILES[0]}")
+            raise CheckpointError(f"{shown(self.path)}: is not a DeepSpeed checkpoint: it has no {MODEL_FILES[0]}")
         is_universal = (self.path / "zero").is_dir()
-        with TorchFile.open(file) as model:
+        with reading(file) as stream:
+            model = TorchFile(file, stream)
             self.steps, self.samples = (count_of(field(model.root, f"global_{what}")) for what in ("steps", "samples"))
-            module = fields_of(field(model.root, "module"))
-            self.buffers = {n: model.tensor(module[n]) for n in field(model.root, "buffer_names") if n in module}
+            module, names = fields_of(field(model.root, "module")), field(model.root, "buffer_names")
+            self.buffers = {_name(name): model.tensor(module[name]) for name in names if name in module}
             groups = _groups(model.root, is_universal)
         self.shapes = {name: shape for group in groups for name, shape in group.items()}
         if is_universal:
@@ -83,53 +76,55 @@ class DeepSpeedCheckpoint:
         self._check_whole()
 
     def read(self, state: str, name: str) -> Tensor:
-        """All of the fp32 weights ("fp32") or of a moment of a trained parameter."""
-        if not (fragments := self._fragments.get((state, name))):
-            raise CheckpointError(f"{shown(self.path)}: has no {state} of {name}; was it saved before the first step?")
-        return torch.cat([fragment.read().flatten() for fragment in fragments]).reshape(self.shapes[name])
+        """All of a parameter's fp32 weights ("fp32") or of a moment of it."""
+        if (state, name) not in self._parts:
+            raise CheckpointError(f"{self.path}: has no {state} of {name}; was it saved before the first step?")
+        parts = [tensor.read(start, number).flatten() for tensor, start, number in self._parts[state, name]]
+        return torch.cat(parts).reshape(self.shapes[name])
 
     def _find_universal(self) -> None:
-        directories = [path for path in sorted((self.path / "zero").iterdir()) if path.name not in self.buffers]
-        if self.shapes:  # others are copies: tied weights, in the model's own dtype
-            directories = [path for path in directories if path.name in self.shapes]
-        for directory in directories:
-            for state in ("fp32", *MOMENTS):
-                if (directory / f"{state}.pt").exists():
-                    with TorchFile.open(directory / f"{state}.pt") as file:
-                        # From stages 1 and 2 a dict with the tensor in its shape, from stage 3 all elements in a row.
-                        tensor = file.tensor(field(file.root, "param") if type(file.root) is Pairs else file.root)
-                    shape = self.shapes.setdefault(directory.name, tensor.part.shape)
-                    self._fragments[state, directory.name].append(_Fragment(tensor, None, math.prod(tensor.part.shape)))
+        for directory in sorted((self.path / "zero").iterdir()):
+            # Where the shapes are known, others are copies: tied weights, in the model's own dtype.
+            if directory.name in self.buffers or (self.shapes and directory.name not in self.shapes):
+                continue
+            for path in (path for state in STATES if (path := directory / f"{state}.pt").exists()):
+                with reading(path) as stream:
+                    file = TorchFile(path, stream)
+                    # From stages 1 and 2 a dict with the tensor in its shape, from stage 3 all elements in a row.
+                    tensor = file.tensor(field(file.root, "param") if type(file.root) is Pairs else file.root)
+                self.shapes.setdefault(directory.name, tensor.part.shape)
+                self._parts[path.stem, directory.name].append((tensor, None, math.prod(tensor.part.shape)))
 
-    def _find_shard(self, path: Path, rank: int, num_ranks: int, groups: list[dict[str, Shape]]) -> None:
-        with TorchFile.open(path) as file:
+    def _find_shard(self, path: Path, rank: int, num_ranks: int, groups: list[Group]) -> None:
+        with reading(path) as stream:
+            file = TorchFile(path, stream)
             optim = field(file.root, "optimizer_state_dict")
-            is_stage_3 = "fp32_flat_groups" in fields_of(optim)
-            counts = field(optim, "partition_count")
+            counts, is_stage_3 = field(optim, "partition_count"), "fp32_flat_groups" in fields_of(optim)
             if num_ranks not in (counts if type(counts) is list else [counts]):
-                raise InertPickleError(f"it is of {counts} ranks, and there are files of {num_ranks}")
+                raise InertPickleError(f"it is of {shown(str(counts))} ranks, but there are files of {num_ranks}")
             base = field(optim, "optimizer_state_dict" if is_stage_3 else "base_optimizer_state")
             states = base if type(base) is list else field(base, "state")
             flat = field(optim, "fp32_flat_groups" if is_stage_3 else "single_partition_of_fp32_groups")
             for index, group in enumerate(groups):
-                found = {"fp32": file.tensor(field(flat, index))}
+                tensors = {"fp32": file.tensor(field(flat, index))}
                 if states:
-                    found |= {state: file.tensor(field(states, index, state)) for state in MOMENTS}
-                spans = _cut(group, rank, num_ranks) if is_stage_3 else _said(field(optim, "param_slice_mappings", index))
+                    tensors |= {state: file.tensor(field(states, index, state)) for state in STATES[1:]}
+                spans = (
+                    _cut(group, rank, num_ranks) if is_stage_3 else _said(field(optim, "param_slice_mappings", index))
+                )
                 for name, start, number in spans:
-                    for state, tensor in found.items():
-                        self._fragments[state, name].append(_Fragment(tensor, start, number))
+                    for state, tensor in tensors.items():
+                        self._parts[state, name].append((tensor, start, number))
 
     def _check_whole(self) -> None:
-        for name, shape in self.shapes.items():
-            for state in ("fp32", *MOMENTS):
-                fragments = self._fragments.get((state, name), [])
-                have = sum(fragment.num_elements for fragment in fragments)
-                if have != math.prod(shape) and (fragments or state == "fp32"):
-                    raise CheckpointError(
-                        f"{shown(self.path)}: has {have:,} of {math.prod(shape):,} elements of {state} of "
-                        f"{shown(name)}; its files are not of one save"
-                    )
+        for (state, name), size in {
+            (s, n): math.prod(shape) for s in STATES for n, shape in self.shapes.items()
+        }.items():
+            have = sum(number for _, _, number in self._parts.get((state, name), []))
+            if have != size and (have or state == "fp32"):
+                raise CheckpointError(
+                    f"{self.path}: has {have:,} of {size:,} elements of {state} of {name}; its files are not of one save"
+                )
 
 
 def _directory(source: Path) -> Path:
@@ -143,11 +138,9 @@ def _directory(source: Path) -> Path:
     return source / tag
 
 
-def _groups(model: Any, is_universal: bool) -> list[dict[str, Shape]]:
-    """Names and shapes of the parameters of each group of the optimizer, in the order in which they lie there."""
+def _groups(model: Any, is_universal: bool) -> list[Group]:
     fields = fields_of(model)
-    layout = fields.get("checkpoint_parallel_dimensions")
-    if layout is not None and field(layout, "pp_degree") != 1:
+    if (layout := fields.get("checkpoint_parallel_dimensions")) and field(layout, "pp_degree") != 1:
         raise InertPickleError("pipeline parallelism is not supported")
     if fields.get("mp_world_size", 1) != 1:
         if is_universal:  # the shapes are those of parts, and what is stored is whole
@@ -155,13 +148,12 @@ def _groups(model: Any, is_universal: bool) -> list[dict[str, Shape]]:
         raise InertPickleError("tensor-parallel shards; convert it with DeepSpeed's ds_to_universal first")
     if fields.get("frozen_param_shapes") and fields_of(fields["frozen_param_shapes"]):
         raise InertPickleError("frozen parameters are not supported")
-    param_shapes = field(model, "param_shapes")
-    if type(param_shapes) is not list:
+    if type(fields.get("param_shapes")) is not list:
         raise InertPickleError("it is not of ZeRO stage 1, 2 or 3")
-    return [{_name(name): _shape(size) for name, size in fields_of(group).items()} for group in param_shapes]
+    return [{_name(name): _shape(size) for name, size in fields_of(group).items()} for group in fields["param_shapes"]]
 
 
-def _name(name: str | int) -> str:
+def _name(name: Any) -> str:
     if type(name) is not str or not _NAME.fullmatch(name):
         raise InertPickleError(f"{shown(str(name))} is not a parameter's name")
     return name
@@ -176,13 +168,13 @@ def _shards(directory: Path) -> list[Path]:
     found = {int(match["rank"]): path for path in directory.iterdir() if (match := _SHARD.fullmatch(path.name))}
     if missing := [str(rank) for rank in range(max(found, default=0) + 1) if rank not in found]:
         raise CheckpointError(
-            f"{shown(directory)}: *_optim_states.pt of rank {list_some(missing)} is missing (ZeRO 1, 2 and 3 have one per rank)"
+            f"{shown(directory)}: *_optim_states.pt of rank {list_some(missing)} is missing; restore it"
         )
     return [found[rank] for rank in sorted(found)]
 
 
-def _cut(group: dict[str, Shape], rank: int, num_ranks: int) -> Iterator[tuple[str, int, int]]:
-    """Stage 3: name, first element in the rank's flat tensor and number of elements, padding left out."""
+def _cut(group: Group, rank: int, num_ranks: int) -> Iterator[tuple[str, int, int]]:
+    """Stage 3: name, first element in the rank's flat tensor and number of elements without padding."""
     start = 0
     for name, shape in group.items():
         part = -(-math.prod(shape) // num_ranks)

@@ -1,8 +1,8 @@
 """Files of `torch.save` read as data, for checkpoints of other programs.
 
 Their pickles may name any class of the program that wrote them. Nothing is imported or called (`inert_pickle`), and
-what nobody asks for is not looked at: containers are opened one level at a time, since a pickle may nest without end or
-hold one list a billion times over.
+what nobody asks for is not looked at: containers are opened one level at a time, since a pickle may hold one list a
+billion times over. The functions raise `InertPickleError`, which `reading` turns into an error that names the file.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
@@ -22,19 +22,17 @@ from glmforge.runtime.os_errors import describe_os_error
 
 _MAX_PICKLE_BYTES = 64 << 20
 _PARAMETER = Name("torch._utils", "_rebuild_parameter")
-_WITH_STATE = Name("torch._tensor", "_rebuild_from_type_v2")
+_WITH_ATTRIBUTES = Name("torch._tensor", "_rebuild_from_type_v2")
 
 
 class _AnyName:
-    """Names are not looked up, so all are allowed."""
-
     def __contains__(self, name: Name) -> bool:
         return True
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[BufferedReader]:
-    """The open file; what is wrong with it is raised as `CheckpointError` that names it."""
+    """The open file. Raises `CheckpointError` for whatever is found wrong with it meanwhile."""
     try:
         with open_regular(path) as file:
             yield cast(BufferedReader, file)
@@ -45,55 +43,42 @@ def reading(path: Path) -> Iterator[BufferedReader]:
 
 
 class StoredTensor(NamedTuple):
-    """A tensor of a file, read when requested."""
+    """A tensor of a file."""
 
     path: Path
     part: StoredPart
 
-    def read(self, start: int, num_elements: int) -> Tensor:
-        """Some elements of a vector."""
-        return self._read((start,), (num_elements,))
-
-    def whole(self) -> Tensor:
-        """All of it."""
-        return self._read((0,) * len(self.part.shape), self.part.shape)
-
-    def _read(self, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
+    def read(self, start: int | None = None, num_elements: int = 0) -> Tensor:
+        """All of it, or some elements of a vector."""
         with reading(self.path) as file:
-            if len(offsets) != len(self.part.shape):
+            if start is None:
+                return self.part.read(file, (0,) * len(self.part.shape), self.part.shape)
+            if len(self.part.shape) != 1:
                 raise InertPickleError(f"a tensor of shape {list(self.part.shape)} where a vector is expected")
-            return self.part.read(file, offsets, sizes)
+            return self.part.read(file, (start,), (num_elements,))
 
 
 class TorchFile:
-    """An open file. `root` is the object in it, as `inert_pickle.parse` gives it."""
+    """What an open file holds: `root` is the object in it, as `inert_pickle.parse` gives it."""
 
     def __init__(self, path: Path, file: BufferedReader) -> None:
-        self.path = path
-        self._archive = Archive(file, 0, file.seek(0, 2))
+        self._path, self._archive = path, Archive(file, 0, file.seek(0, 2))
         self.root = parse(self._archive.pickle(_MAX_PICKLE_BYTES), _AnyName())
 
-    @classmethod
-    @contextmanager
-    def open(cls, path: Path) -> Iterator[Self]:
-        """Open `path`. `InertPickleError` within the block is raised as `CheckpointError` that names the file."""
-        with reading(path) as file:
-            yield cls(path, file)
-
-    def tensor(self, value: object) -> StoredTensor:
-        """The tensor that is an item of a container."""
-        if type(value) is Made and value.maker == _WITH_STATE and [type(a) for a in value.args[:3]] == [Name, Name, tuple]:
-            value = Made(value.args[0], value.args[2])  # a tensor with attributes, as ZeRO gives them
+    def tensor(self, value: Any) -> StoredTensor:
+        """The tensor or parameter that is an item of a container; its attributes are left out."""
+        if type(value) is Made and value.maker == _WITH_ATTRIBUTES and len(value.args) == 4:
+            value = Made(value.args[0], value.args[2])
         if type(value) is Made and value.maker == _PARAMETER and value.args:
             value = value.args[0]
         part = self._archive.part(value)
         if math.prod(part.shape) and extent(part.shape, part.strides) < math.prod(part.shape):
             raise InertPickleError("a tensor larger than its storage")
-        return StoredTensor(self.path, part)
+        return StoredTensor(self._path, part)
 
 
-def field(value: object, *keys: str | int) -> Any:
-    """What lies under `keys` in dicts and lists within each other. Raises `InertPickleError`."""
+def field(value: Any, *keys: str | int) -> Any:
+    """What lies under `keys` in dicts and lists within each other."""
     for key in keys:
         fields = dict(enumerate(value)) if type(value) is list else fields_of(value)
         if key not in fields:
@@ -102,17 +87,17 @@ def field(value: object, *keys: str | int) -> Any:
     return value
 
 
-def fields_of(value: object) -> dict[str | int, Any]:
-    """A dict, an OrderedDict or an object's fields. Raises `InertPickleError`."""
-    if type(value) is Made:
-        value = value.pairs or value.state or value.pairs  # an OrderedDict of modules has both
+def fields_of(value: Any) -> dict[str | int, Any]:
+    """A dict, an OrderedDict or an object's fields."""
+    if type(value) is Made:  # an OrderedDict may have attributes, too
+        value = value.pairs or value.state or value.pairs
     if type(value) is not Pairs or any(type(key) not in (str, int) for key, _ in value):
         raise InertPickleError("has another value where a dict is expected")
     return dict(value)
 
 
-def count_of(value: object) -> int:
-    """A number from 0 on. Raises `InertPickleError`."""
+def count_of(value: Any) -> int:
+    """A number from 0 on."""
     if type(value) is not int or value < 0:
         raise InertPickleError("has another value where a number is expected")
     return value
