@@ -1,8 +1,9 @@
 """A DeepSpeed training goes on here, a training here goes on in DeepSpeed, or its model is taken to Hugging Face.
 
 Names are those of the module that DeepSpeed trained: of transformers' `Glm4Moe` they are our table's. A universal
-checkpoint (written here for 0.19.8) serves ZeRO stages 1, 2 and 3 on any number of ranks. It holds no hyperparameters:
-those are of the JSON and the optimizer that it is loaded into. DeepSpeed does not load buffers from it, so the router
+checkpoint (written here for 0.19.8) serves ZeRO stages 1, 2 and 3 on any number of ranks. Of the hyperparameters it
+holds the learning rate of the next step, which a scheduler of the engine replaces from then on; others are the
+engine's. DeepSpeed does not load buffers from it, so the router
 biases are also in the client state, for `engine.module.load_state_dict(client["buffers"], strict=False)`.
 """
 
@@ -29,9 +30,12 @@ from glmforge.config.load import load_model_config
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
+from glmforge.data.stream.curriculum import Curriculum
+from glmforge.data.tokens.shards import TokenShard
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import CheckpointError
 from glmforge.files import read_json
+from glmforge.optim.schedule import learning_rate_schedule
 from glmforge.runtime.durable import fsync_file, write_durably
 from glmforge.runtime.lease import Lease
 
@@ -129,7 +133,7 @@ def export_deepspeed(source: Path, out: Path, advance: Advance) -> Path:
                 _save({"param": stored[f"{key}.{name}"].float()}, directory / "zero" / name / f"{state}.pt")
             _save(stored[f"optim.step.{name}"].float(), directory / "zero" / name / "step.pt")
             advance(done + 1, len(trained))
-        _save(_optimizer_state(meta), directory / "zero" / "optimizer_state.pt")
+        _save(_optimizer_state(meta, _next_lr(meta, config)), directory / "zero" / "optimizer_state.pt")
         biases = {
             name: stored[f"model.{name}"] for name, row in parameter_table(config.model).items() if not row.trained
         }
@@ -146,11 +150,11 @@ def _save(content: object, file: Path) -> None:
     fsync_file(file)
 
 
-def _optimizer_state(meta: CheckpointMeta) -> dict[str, Any]:
-    """What stages 1 and 2 read, and below `optimizer_state_dict` what stage 3 reads. A group without entries keeps the
-    learning rate and the like that the engine was made with."""
-    of_stage_3 = {"state": {0: {"step": meta.step}}, "param_groups": [{}]}
-    return {"ds_version": _VERSION, "param_groups": [{}] * _MAX_GROUPS, "optimizer_state_dict": of_stage_3}
+def _optimizer_state(meta: CheckpointMeta, lr: float) -> dict[str, Any]:
+    """What stages 1 and 2 read, and below `optimizer_state_dict` what stage 3 reads. What a group does not name
+    stays as the engine was made with."""
+    of_stage_3 = {"state": {0: {"step": meta.step}}, "param_groups": [{"lr": lr}]}
+    return {"ds_version": _VERSION, "param_groups": [{"lr": lr}] * _MAX_GROUPS, "optimizer_state_dict": of_stage_3}
 
 
 def _model_state(meta: CheckpointMeta, buffers: dict[str, Tensor], shapes: dict[str, torch.Size]) -> dict[str, Any]:
@@ -174,19 +178,35 @@ def _check_adam(states: Mapping[str, object], config: RunConfig) -> None:
 
 
 def _meta(found: DeepSpeedCheckpoint, config: RunConfig) -> CheckpointMeta:
-    left, samples = found.samples, dict[str, int]()
-    for phase in config.phases:
-        samples[phase.name] = min(left, phase.num_samples)
-        left -= samples[phase.name]
+    if config.stage not in ("pretrain", "midtrain"):
+        raise CheckpointError(
+            f"stage {config.stage}: its order of samples does not begin in the middle; start a new run from the weights "
+            "(--hf, and init_from)"
+        )
+    shards = {source.name: TokenShard(source.path) for source in config.data.sources}
+    curriculum, samples, left = Curriculum(config, shards), dict[str, int](), found.samples
+    for index, phase in enumerate(config.phases):
+        if left or not index:
+            curriculum.stream(index, samples)  # records its mixture
+            samples[phase.name] = min(left, phase.num_samples)
+            left -= samples[phase.name]
     if left:
         raise CheckpointError(f"{found.path}: had {found.samples:,} samples, {left:,} more than the run's phases have")
-    begun = [phase for phase in config.phases if samples[phase.name]] or list(config.phases[:1])
     return CheckpointMeta(
         step=found.steps,
-        phase=begun[-1].name,
-        tokens_consumed=sum(samples[phase.name] * phase.seq_len for phase in begun),
-        samples_consumed={phase.name: samples[phase.name] for phase in begun},
+        phase=list(samples)[-1],
+        tokens_consumed=sum(samples.get(phase.name, 0) * phase.seq_len for phase in config.phases),
+        samples_consumed=samples,
         config=config.model_dump(mode="json"),
-        data_fingerprint={},
+        data_fingerprint=curriculum.fingerprint(),
         tokenizer_fingerprint=Tokenizer.load(config.data.tokenizer).fingerprint,
+        mixtures=curriculum.state_dict(),
     )
+
+
+def _next_lr(meta: CheckpointMeta, config: RunConfig) -> float:
+    if config.optim.schedule_unit == "steps":
+        return learning_rate_schedule(config)(meta.step + 1)
+    phase = next(phase for phase in config.phases if phase.name == meta.phase)
+    batch = phase.batch_size_at(meta.samples_consumed[phase.name])
+    return learning_rate_schedule(config)(meta.tokens_consumed + batch * phase.seq_len)

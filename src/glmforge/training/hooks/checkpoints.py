@@ -307,8 +307,7 @@ class CheckpointHook(Hook):
             )
         for phase, consumed in meta.samples_consumed.items():
             before, now = meta.data_fingerprint.get(phase), self.data_fingerprint.get(phase)
-            # Converted from another program, a checkpoint says nothing of the data.
-            difference = _first_difference(f"phase '{phase}'", before, now) if consumed and before else None
+            difference = _first_difference(f"phase '{phase}'", before, now) if consumed else None
             if difference:
                 raise CheckpointError(
                     f"{path}: {difference}; consumed data must not change; restore it, or start a new run under "
