@@ -40,6 +40,7 @@ from glmforge.runtime.durable import fsync_file, write_durably
 from glmforge.runtime.lease import Lease
 
 _VERSION = "0.19.8"
+_ADAM = (*STATES[1:], "step")
 _MAX_GROUPS = 64  # DeepSpeed loads as many groups of the optimizer as the file has
 
 
@@ -123,21 +124,19 @@ def export_deepspeed(source: Path, out: Path, advance: Advance) -> Path:
     source = find_checkpoint(source)
     meta, stored = read_meta(source), StoredTensors(source)
     config = stored_config(source, meta)
-    states = state_specs(config)
-    _check_adam(states, config)
-    trained = [name for name in parameter_table(config.model).trained() if f"optim.step.{name}" in states]
+    table = parameter_table(config.model)
+    _check_adam(state_specs(config), config)
     final = out / f"global_step{meta.step}_universal"
     with new_directory(final) as directory:
-        for done, name in enumerate(trained):
-            for state, key in zip(STATES, ("model", "optim.exp_avg", "optim.exp_avg_sq"), strict=True):
-                _save({"param": stored[f"{key}.{name}"].float()}, directory / "zero" / name / f"{state}.pt")
-            _save(stored[f"optim.step.{name}"].float(), directory / "zero" / name / "step.pt")
-            advance(done + 1, len(trained))
+        for done, name in enumerate(table.trained()):
+            for state, key in zip((*STATES, "step"), ("model", *(f"optim.{s}" for s in _ADAM)), strict=True):
+                if f"{key}.{name}" in stored:  # what was frozen has no moments
+                    tensor = stored[f"{key}.{name}"].float()
+                    _save(tensor if state == "step" else {"param": tensor}, directory / "zero" / name / f"{state}.pt")
+            advance(done + 1, len(table.trained()))
         _save(_optimizer_state(meta, _next_lr(meta, config)), directory / "zero" / "optimizer_state.pt")
-        biases = {
-            name: stored[f"model.{name}"] for name, row in parameter_table(config.model).items() if not row.trained
-        }
-        shapes = {name: stored.shape(f"model.{name}") for name in trained}
+        biases = {name: stored[f"model.{name}"] for name, row in table.items() if not row.trained}
+        shapes = {name: torch.Size(row.shape) for name, row in table.trained().items()}
         for name in MODEL_FILES:
             _save(_model_state(meta, biases, shapes), directory / name)
     write_durably(out / "latest_universal", final.name)
@@ -169,19 +168,18 @@ def _model_state(meta: CheckpointMeta, buffers: dict[str, Tensor], shapes: dict[
 
 
 def _check_adam(states: Mapping[str, object], config: RunConfig) -> None:
-    kinds = {name.split(".")[1] for name in states}
-    if kinds != {*STATES[1:], "step"}:
+    if foreign := {name.split(".")[1] for name in states} - set(_ADAM):
         raise CheckpointError(
-            f"run '{config.name}': its optimizer keeps {', '.join(sorted(kinds))}, and DeepSpeed's checkpoints have the "
-            "states of Adam: set optim.matrix_optimizer: adamw ('glmforge checkpoint reset-optimizer' changes to it)"
+            f"run '{config.name}': its optimizer keeps {', '.join(sorted(foreign))}, and DeepSpeed's checkpoints have "
+            "AdamW's moments: set optim.matrix_optimizer: adamw ('glmforge checkpoint reset-optimizer' changes to it)"
         )
 
 
 def _meta(found: DeepSpeedCheckpoint, config: RunConfig) -> CheckpointMeta:
     if config.stage not in ("pretrain", "midtrain"):
         raise CheckpointError(
-            f"stage {config.stage}: its order of samples does not begin in the middle; start a new run from the weights "
-            "(--hf, and init_from)"
+            f"stage {config.stage}: its data cannot be continued at a sample of DeepSpeed's; start a new run from the "
+            "weights (--hf, then init_from)"
         )
     shards = {source.name: TokenShard(source.path) for source in config.data.sources}
     curriculum, samples, left = Curriculum(config, shards), dict[str, int](), found.samples

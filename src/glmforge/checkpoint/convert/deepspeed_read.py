@@ -35,8 +35,8 @@ from glmforge.errors import CheckpointError
 from glmforge.files import read_text, shown
 
 STATES = ("fp32", "exp_avg", "exp_avg_sq")
-
 MODEL_FILES = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
+
 _SHARD = re.compile(r"(bf16_|fp16_)?zero_pp_rank_(?P<rank>\d{1,6})_mp_rank_00_optim_states\.pt")
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,250}", re.ASCII)
 
@@ -59,7 +59,7 @@ class DeepSpeedCheckpoint:
         self._parts: dict[tuple[str, str], list[tuple[StoredTensor, int | None, int]]] = defaultdict(list)
         file = next((self.path / name for name in MODEL_FILES if (self.path / name).exists()), None)
         if file is None:
-            raise CheckpointError(f"{shown(self.path)}: is not a DeepSpeed checkpoint: it has no {MODEL_FILES[0]}")
+            raise CheckpointError(f"{shown(self.path)}: has no {MODEL_FILES[0]}; is it a DeepSpeed checkpoint?")
         is_universal = (self.path / "zero").is_dir()
         with reading(file) as stream:
             model = TorchFile(file, stream)
@@ -73,14 +73,16 @@ class DeepSpeedCheckpoint:
         else:
             for rank, path in enumerate(shards := _shards(self.path)):
                 self._find_shard(path, rank, len(shards), groups)
-        self._check_whole()
 
     def read(self, state: str, name: str) -> Tensor:
         """All of a parameter's fp32 weights ("fp32") or of a moment of it."""
-        if (state, name) not in self._parts:
-            raise CheckpointError(f"{self.path}: has no {state} of {name}; was it saved before the first step?")
-        parts = [tensor.read(start, number).flatten() for tensor, start, number in self._parts[state, name]]
-        return torch.cat(parts).reshape(self.shapes[name])
+        parts, shape = self._parts.get((state, name), []), self.shapes[name]
+        if math.prod(shape) != (have := sum(number for _, _, number in parts)):
+            raise CheckpointError(
+                f"{self.path}: has {have:,} of {math.prod(shape):,} elements of {state} of {name}; its files are not "
+                "of one save, or it had not stepped"
+            )
+        return torch.cat([tensor.read(start, number).flatten() for tensor, start, number in parts]).reshape(shape)
 
     def _find_universal(self) -> None:
         for directory in sorted((self.path / "zero").iterdir()):
@@ -109,22 +111,10 @@ class DeepSpeedCheckpoint:
                 tensors = {"fp32": file.tensor(field(flat, index))}
                 if states:
                     tensors |= {state: file.tensor(field(states, index, state)) for state in STATES[1:]}
-                spans = (
-                    _cut(group, rank, num_ranks) if is_stage_3 else _said(field(optim, "param_slice_mappings", index))
-                )
-                for name, start, number in spans:
+                mapping = () if is_stage_3 else field(optim, "param_slice_mappings", index)
+                for name, start, number in _cut(group, rank, num_ranks) if is_stage_3 else _said(mapping):
                     for state, tensor in tensors.items():
                         self._parts[state, name].append((tensor, start, number))
-
-    def _check_whole(self) -> None:
-        for (state, name), size in {
-            (s, n): math.prod(shape) for s in STATES for n, shape in self.shapes.items()
-        }.items():
-            have = sum(number for _, _, number in self._parts.get((state, name), []))
-            if have != size and (have or state == "fp32"):
-                raise CheckpointError(
-                    f"{self.path}: has {have:,} of {size:,} elements of {state} of {name}; its files are not of one save"
-                )
 
 
 def _directory(source: Path) -> Path:
@@ -141,15 +131,15 @@ def _directory(source: Path) -> Path:
 def _groups(model: Any, is_universal: bool) -> list[Group]:
     fields = fields_of(model)
     if (layout := fields.get("checkpoint_parallel_dimensions")) and field(layout, "pp_degree") != 1:
-        raise InertPickleError("pipeline parallelism is not supported")
+        raise InertPickleError("pipeline parallelism")
+    if fields.get("frozen_param_shapes") and fields_of(fields["frozen_param_shapes"]):
+        raise InertPickleError("frozen parameters")
     if fields.get("mp_world_size", 1) != 1:
         if is_universal:  # the shapes are those of parts, and what is stored is whole
             return []
-        raise InertPickleError("tensor-parallel shards; convert it with DeepSpeed's ds_to_universal first")
-    if fields.get("frozen_param_shapes") and fields_of(fields["frozen_param_shapes"]):
-        raise InertPickleError("frozen parameters are not supported")
+        raise InertPickleError("tensor-parallel shards, for DeepSpeed's ds_to_universal to convert first")
     if type(fields.get("param_shapes")) is not list:
-        raise InertPickleError("it is not of ZeRO stage 1, 2 or 3")
+        raise InertPickleError("not of ZeRO stage 1, 2 or 3")
     return [{_name(name): _shape(size) for name, size in fields_of(group).items()} for group in fields["param_shapes"]]
 
 

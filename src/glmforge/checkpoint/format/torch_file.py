@@ -21,8 +21,7 @@ from glmforge.files import open_regular, shown
 from glmforge.runtime.os_errors import describe_os_error
 
 _MAX_PICKLE_BYTES = 64 << 20
-_PARAMETER = Name("torch._utils", "_rebuild_parameter")
-_WITH_ATTRIBUTES = Name("torch._tensor", "_rebuild_from_type_v2")
+_WRAPPERS = {Name("torch._tensor", "_rebuild_from_type_v2"), Name("torch._utils", "_rebuild_parameter")}
 
 
 class _AnyName:
@@ -37,7 +36,7 @@ def reading(path: Path) -> Iterator[BufferedReader]:
         with open_regular(path) as file:
             yield cast(BufferedReader, file)
     except InertPickleError as error:
-        raise CheckpointError(f"{shown(path)}: {error}; it is damaged, or another kind of file") from error
+        raise CheckpointError(f"{shown(path)}: {error}; it is damaged, or not supported") from error
     except OSError as error:
         raise CheckpointError(f"{shown(path)}: {describe_os_error(error)}") from error
 
@@ -66,11 +65,10 @@ class TorchFile:
         self.root = parse(self._archive.pickle(_MAX_PICKLE_BYTES), _AnyName())
 
     def tensor(self, value: Any) -> StoredTensor:
-        """The tensor or parameter that is an item of a container; its attributes are left out."""
-        if type(value) is Made and value.maker == _WITH_ATTRIBUTES and len(value.args) == 4:
-            value = Made(value.args[0], value.args[2])
-        if type(value) is Made and value.maker == _PARAMETER and value.args:
-            value = value.args[0]
+        """The tensor or parameter that is an item of a container, without its attributes."""
+        while type(value) is Made and value.maker in _WRAPPERS and value.args:
+            first, *rest = value.args
+            value = Made(first, rest[1]) if len(rest) == 3 and type(rest[1]) is tuple else first
         part = self._archive.part(value)
         if math.prod(part.shape) and extent(part.shape, part.strides) < math.prod(part.shape):
             raise InertPickleError("a tensor larger than its storage")
@@ -88,8 +86,8 @@ def field(value: Any, *keys: str | int) -> Any:
 
 
 def fields_of(value: Any) -> dict[str | int, Any]:
-    """A dict, an OrderedDict or an object's fields."""
-    if type(value) is Made:  # an OrderedDict may have attributes, too
+    """A dict, an OrderedDict (which may have attributes, too) or an object's fields."""
+    if type(value) is Made:
         value = value.pairs or value.state or value.pairs
     if type(value) is not Pairs or any(type(key) not in (str, int) for key, _ in value):
         raise InertPickleError("has another value where a dict is expected")
