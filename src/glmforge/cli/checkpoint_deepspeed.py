@@ -1,5 +1,7 @@
 """`glmforge checkpoint from-deepspeed` and `to-deepspeed`."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -29,18 +31,14 @@ def from_deepspeed(
         glmforge checkpoint from-deepspeed outputs/global_step500 llama-500 --hf models/llama
     """
     from glmforge.checkpoint.convert.deepspeed import deepspeed_to_hf, import_deepspeed
-    from glmforge.cli.checkpoint import progress_bar
     from glmforge.config.load import load_config
     from glmforge.deploy.export import DTYPES
 
     if (config is None) == (hf is None):
         raise typer.BadParameter("pass either --config or --hf")
     if config is not None:
-        with progress_bar() as progress:
-            task = progress.add_task("tensors", total=None)
-            out = import_deepspeed(
-                source, load_config(config), out, lambda done, all_: progress.update(task, completed=done, total=all_)
-            )
+        with _advance("tensors") as advance:
+            out = import_deepspeed(source, load_config(config), out, advance)
     elif hf is not None:
         deepspeed_to_hf(source, hf, out, DTYPES[dtype.value])
     typer.echo(f"{source} -> {out}")
@@ -60,9 +58,16 @@ def to_deepspeed(
         glmforge checkpoint to-deepspeed runs/glm outputs
     """
     from glmforge.checkpoint.convert.deepspeed import export_deepspeed
+
+    with _advance("parameters") as advance:
+        path = export_deepspeed(source, out, advance)
+    typer.echo(f"{source} -> {path}")
+
+
+@contextmanager
+def _advance(what: str) -> Iterator[Callable[[int, int], None]]:
     from glmforge.cli.checkpoint import progress_bar
 
     with progress_bar() as progress:
-        task = progress.add_task("parameters", total=None)
-        path = export_deepspeed(source, out, lambda done, all_: progress.update(task, completed=done, total=all_))
-    typer.echo(f"{source} -> {path}")
+        task = progress.add_task(what, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -24,7 +24,6 @@ from glmforge.checkpoint.format.meta import CheckpointMeta, read_meta, stored_co
 from glmforge.checkpoint.format.read import StoredTensors
 from glmforge.checkpoint.format.safetensors_stream import write_safetensors
 from glmforge.checkpoint.format.store import checkpoint_path, new_directory
-from glmforge.checkpoint.format.wording import list_some
 from glmforge.checkpoint.reset import Advance, LazyPlanner, free_root, state_specs, weight_specs, write_checkpoint
 from glmforge.config.load import load_model_config
 from glmforge.config.model import ModelConfig
@@ -50,16 +49,10 @@ class _Weights(Mapping[str, Tensor]):
     def __init__(self, source: DeepSpeedCheckpoint, model: ModelConfig) -> None:
         self._source, self._shapes = source, parameter_table(model).shapes()
         found = source.shapes | {name: tensor.part.shape for name, tensor in source.buffers.items()}
-        for what, names in (("lacks", self._shapes.keys() - found), ("also has", found.keys() - self._shapes)):
-            if names:
-                raise CheckpointError(
-                    f"{source.path}: does not fit the model's configuration: {what} {list_some(sorted(names))}"
-                )
-        for name, shape in self._shapes.items():
-            if found[name] != shape:
-                raise CheckpointError(
-                    f"{source.path}: {name} is {list(found[name])}, but {list(shape)} in the configuration"
-                )
+        for name in sorted(found.keys() | self._shapes):
+            there, wanted = found.get(name, "absent"), self._shapes.get(name, "absent")
+            if there != wanted:
+                raise CheckpointError(f"{source.path}: {name} is {there}, and {wanted} in the model's configuration")
 
     def __getitem__(self, name: str) -> Tensor:
         buffer = self._source.buffers.get(name)
@@ -205,6 +198,6 @@ def _meta(found: DeepSpeedCheckpoint, config: RunConfig) -> CheckpointMeta:
 def _next_lr(meta: CheckpointMeta, config: RunConfig) -> float:
     if config.optim.schedule_unit == "steps":
         return learning_rate_schedule(config)(meta.step + 1)
-    phase = next(phase for phase in config.phases if phase.name == meta.phase)
-    batch = phase.batch_size_at(meta.samples_consumed[phase.name])
+    phase = next((phase for phase in config.phases if phase.name == meta.phase), config.phases[-1])
+    batch = phase.batch_size_at(meta.samples_consumed.get(phase.name, 0))
     return learning_rate_schedule(config)(meta.tokens_consumed + batch * phase.seq_len)

@@ -161,7 +161,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "name leads out": (change(MODEL, lambda c: c | {"param_shapes": [{"../x": (1,)}]}), "is not a parameter's name"),
     "pipeline": (change(MODEL, lambda c: c | {"checkpoint_parallel_dimensions": {"pp_degree": 2}}), "pipeline"),
     "frozen": (change(MODEL, lambda c: c | {"frozen_param_shapes": {"a": (1,)}}), "frozen parameters"),
-    "bias missing": (change(MODEL, lambda c: c | {"buffer_names": []}), f"lacks .*{BIAS}"),
+    "bias missing": (change(MODEL, lambda c: c | {"buffer_names": []}), f"{BIAS} is absent, and "),
 }
 
 
@@ -199,8 +199,14 @@ def test_planted_code_does_not_run(copy: Path, tiny_data: TinyData, tmp_path: Pa
     ("sections", "words"),
     [
         ({"optim": {"matrix_optimizer": "muon"}}, "its optimizer keeps momentum"),
-        ({"model": tiny_config(vocab_size=512, num_nextn_predict_layers=0).model_dump()}, "also has model.layers.4"),
-        ({"model": tiny_config(vocab_size=512, moe_intermediate_size=64).model_dump()}, "is .* in the configuration"),
+        (
+            {"model": tiny_config(vocab_size=512, num_nextn_predict_layers=0).model_dump()},
+            r"model.layers.4.* is .*, and absent in the model",
+        ),
+        (
+            {"model": tiny_config(vocab_size=512, moe_intermediate_size=64).model_dump()},
+            r"down_proj is \(8, 48, 32\), and \(8, 48, 64\) in the model",
+        ),
         ({"phases": PHASES[:1]}, "had 20 samples, 4 more than"),
     ],
     ids=["muon", "MTP", "width", "phases"],
