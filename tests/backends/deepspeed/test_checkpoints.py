@@ -54,8 +54,8 @@ def engine_json(
     }
 
 
-def run(directory: Path, num_ranks: int = 2, **job: object) -> Engine:
-    """Train with DeepSpeed in processes of its own."""
+def run(directory: Path, num_ranks: int = 3, **job: object) -> Engine:
+    """Train with DeepSpeed in processes of its own; three of them, so that parameters and groups are padded."""
     directory.mkdir(parents=True, exist_ok=True)
     job = {"groups": 2, "steps": 0, "steps_after": 2, "dump": str(directory / "dump.safetensors")} | job
     (directory / "job.json").write_text(json.dumps(job))
@@ -84,7 +84,7 @@ def glm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(glm: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Engine]:
-    """Three steps under a ZeRO stage on two ranks, saved, and two more."""
+    """Three steps under a ZeRO stage on three ranks, saved, and two more."""
     root, made = tmp_path_factory.mktemp("trained"), dict[int, Engine]()
 
     def train(stage: int) -> Engine:
@@ -104,7 +104,7 @@ def run_config(tiny_data: TinyData, directory: Path) -> RunConfig:
 
 def assert_reads(source: Path, engine: Engine) -> None:
     found = DeepSpeedCheckpoint(source)
-    assert (found.steps, found.samples) == (engine.position["steps"], engine.position["samples"]) == (3, 6)
+    assert (found.steps, found.samples) == (engine.position["steps"], engine.position["samples"]) == (3, 9)
     assert {f"fp32.{name}" for name in found.shapes} == {name for name in engine.state if name.startswith("fp32.")}
     for key, expected in engine.state.items():
         state, _, name = key.partition(".")
@@ -137,7 +137,7 @@ def test_a_training_goes_there_and_back_and_on(
     engine = trained(stage)
     path = import_deepspeed(engine.saved, run_config(tiny_data, tmp_path / "run"), tmp_path / "run", lambda a, b: None)
     assert verify_checkpoint(path) == []
-    assert (read_meta(path).step, read_meta(path).samples_consumed) == (3, {"main": 6})
+    assert (read_meta(path).step, read_meta(path).samples_consumed) == (3, {"main": 9})
     stored = StoredTensors(path)
     for key, expected in engine.state.items():
         state, _, name = key.partition(".")
@@ -192,12 +192,12 @@ def test_hugging_face_loads_what_was_trained(trained: Callable[[int], Engine], g
 
 
 def remove_shard(directory: Path) -> None:
-    next(directory.glob("*zero_pp_rank_1_*optim_states.pt")).unlink()
+    next(directory.glob("*zero_pp_rank_2_*optim_states.pt")).unlink()
 
 
 def add_shard(directory: Path) -> None:
     first = next(directory.glob("*zero_pp_rank_0_*optim_states.pt"))
-    shutil.copy(first, first.with_name(first.name.replace("pp_rank_0", "pp_rank_3")))
+    shutil.copy(first, first.with_name(first.name.replace("pp_rank_0", "pp_rank_5")))
 
 
 def repeat_shard(directory: Path) -> None:
@@ -213,8 +213,8 @@ def truncate_shard(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (remove_shard, "2 ranks, but there are files of 1|of 2 ranks"),
-        (add_shard, "optim_states.pt of rank 2 is missing"),
+        (remove_shard, "it is of .*3.* ranks, but there are files of 2"),
+        (add_shard, "optim_states.pt of rank 3, 4 is missing"),
         (repeat_shard, "elements of fp32 of .*not of one save"),
         (truncate_shard, "not a tensor archive"),
     ],
