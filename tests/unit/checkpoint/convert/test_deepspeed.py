@@ -122,6 +122,11 @@ def change(path: str, edit: Callable[[Any], Any]) -> Callable[[Path], None]:
     return changed
 
 
+def lead_out(out: Path) -> None:
+    shutil.copytree(step_of(out), out.parent / "elsewhere")
+    (out / "latest_universal").write_text("../elsewhere")
+
+
 def truncate(out: Path) -> None:
     file = step_of(out) / "zero" / NAME / "fp32.pt"
     os.truncate(file, file.stat().st_size // 2)
@@ -146,7 +151,7 @@ def compress(out: Path) -> None:
 MODEL = "mp_rank_00_model_states.pt"
 WEIGHTS = f"zero/{NAME}/fp32.pt"
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "latest leads out": (lambda out: (out / "latest_universal").write_text("../elsewhere"), "latest_universal: names"),
+    "latest leads out": (lead_out, "latest_universal: names"),
     "not there": (lambda out: shutil.rmtree(step_of(out)), "not a directory beside it"),
     "no model file": (lambda out: [remove(MODEL)(out), remove(f"zero_pp_rank_0_{MODEL}")(out)], "is it a DeepSpeed"),
     "model file is text": (lambda out: (step_of(out) / MODEL).write_text("text"), "not a tensor archive"),
