@@ -87,7 +87,7 @@ def reset_optimizer(
         notes = check_compatible(meta.config, config.model_dump(mode="json"), samples, fresh_optimizer=True)
     except CheckpointError as error:
         raise CheckpointError(f"{source} does not fit that configuration: {error}") from None
-    root = _free_root(out, step)
+    root = free_root(out, step)
     stored = StoredTensors(source)
     in_store = stored_tensors(CachingReader(source).read_metadata())
     if extra := extra_models(in_store):
@@ -96,18 +96,20 @@ def reset_optimizer(
             f"start a "
             "new run from it with init_from"
         )
-    check_fit(source, {n: t for n, t in in_store.items() if n.startswith(MODEL_PREFIX)}, _weights(config), meta, None)
+    check_fit(
+        source, {n: t for n, t in in_store.items() if n.startswith(MODEL_PREFIX)}, weight_specs(config), meta, None
+    )
     prefixes = (MODEL_PREFIX, RNG_PREFIX) if position == "keep" else MODEL_PREFIX
     kept = {n: TensorSpec(tuple(t.size), t.properties.dtype) for n, t in in_store.items() if n.startswith(prefixes)}
-    planner = _LazyPlanner(kept | _states(config), lambda name: stored[name] if name in kept else None, advance)
+    planner = LazyPlanner(kept | state_specs(config), lambda name: stored[name] if name in kept else None, advance)
     with Lease(root.parent, "glmforge checkpoint reset-optimizer"):
-        final = checkpoint_path(_free_root(out, step), step)  # another process may just have finished there
+        final = checkpoint_path(free_root(out, step), step)  # another process may just have finished there
         files = _files_of_source(source) if position == "keep" else {}
-        _write(final, planner, _new_meta(meta, config, position), files)
+        write_checkpoint(final, planner, _new_meta(meta, config, position), files)
     return Reset(final, notes)
 
 
-class _LazyPlanner(BalancedSavePlanner):
+class LazyPlanner(BalancedSavePlanner):
     """Plans by the `specs` and makes each tensor when it is written; what `read` does not know is zeros."""
 
     def __init__(self, specs: Mapping[str, TensorSpec], read: Callable[[str], Tensor | None], advance: Advance) -> None:
@@ -123,7 +125,7 @@ class _LazyPlanner(BalancedSavePlanner):
         return torch.zeros(spec.shape, dtype=spec.dtype) if tensor is None else tensor
 
 
-def _free_root(out: Path, step: int) -> Path:
+def free_root(out: Path, step: int) -> Path:
     """The directory for the checkpoint; a run must not find one there that it would take instead."""
     root = out if out.name == "checkpoints" else out / "checkpoints"
     if found := [path for path in list_checkpoints(root) if step_of(path) >= step]:
@@ -134,14 +136,14 @@ def _free_root(out: Path, step: int) -> Path:
     return root
 
 
-def _weights(config: RunConfig) -> dict[str, TensorSpec]:
+def weight_specs(config: RunConfig) -> dict[str, TensorSpec]:
     table = parameter_table(config.model)
     halved = held_in_bf16(table, config.optim, config.precision)
     dtypes = {name: torch.bfloat16 if name in halved else torch.float32 for name in table}
     return {f"{MODEL_PREFIX}{name}": TensorSpec(row.shape, dtypes[name]) for name, row in table.items()}
 
 
-def _states(config: RunConfig) -> dict[str, TensorSpec]:
+def state_specs(config: RunConfig) -> dict[str, TensorSpec]:
     states = optimizer_states(parameter_table(config.model), config.optim)
     return {f"{_OPTIM_PREFIX}{name}": TensorSpec(shape, STATE_DTYPES[dtype]) for name, (shape, dtype) in states.items()}
 
@@ -161,7 +163,7 @@ def _files_of_source(checkpoint: Path) -> dict[str, bytes]:
     return {name: (checkpoint / name).read_bytes() for name in read_manifest(checkpoint).files if is_source_file(name)}
 
 
-def _write(final: Path, planner: _LazyPlanner, meta: CheckpointMeta, files: Mapping[str, bytes]) -> None:
+def write_checkpoint(final: Path, planner: LazyPlanner, meta: CheckpointMeta, files: Mapping[str, bytes]) -> None:
     partial = None
     try:
         partial = make_partial(final)

@@ -23,6 +23,7 @@ from glmforge.cli.checkpoint_contents import (
     show_run,
     show_sizes,
 )
+from glmforge.cli.checkpoint_deepspeed import from_deepspeed, to_deepspeed
 from glmforge.cli.interruptible import interruptible
 from glmforge.cli.tables import print_table, table
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Show, verify, collect, copy, compare and change checkpoints.", no_args_is_help=True)
 app.command("copy")(import_module("glmforge_ops.cli.commands").copy)
+app.command()(from_deepspeed)
+app.command()(to_deepspeed)
 
 _PathArgument = Annotated[
     Path, typer.Argument(help="A checkpoint (step-...), a run directory, or a run's directory on a node's local disk.")

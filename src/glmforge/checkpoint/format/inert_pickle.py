@@ -15,6 +15,7 @@ Time and memory are proportional to the length of the input. It takes about thre
 in C: some 50 us against 20 us for each stored part of a tensor, on one core of a busy machine.
 """
 
+import struct
 from collections.abc import Callable, Container
 from typing import Any, NamedTuple
 
@@ -47,13 +48,15 @@ class Pairs(list[tuple[Any, Any]]):
 
 
 class Made:
-    """What was to be made: `maker` called with `args`, then given `state` (None if it has none)."""
+    """What was to be made: `maker` called with `args`, then given `state` (None if it has none) and, as a dict of
+    another class is, `pairs`."""
 
-    __slots__ = ("args", "maker", "state")
+    __slots__ = ("args", "maker", "pairs", "state")
 
     def __init__(self, maker: Name, args: tuple[Any, ...]) -> None:
         self.maker, self.args = maker, args
         self.state: Any = None
+        self.pairs = Pairs()
 
 
 class Persistent(NamedTuple):
@@ -63,7 +66,7 @@ class Persistent(NamedTuple):
 
 
 def parse(data: bytes, allowed: Container[Name]) -> Any:
-    """The one object in `data`: None, bool, int, str, tuple, list, `Pairs`, `Name`, `Made` or `Persistent`.
+    """The one object in `data`: None, bool, int, float, str, tuple, list, `Pairs`, `Name`, `Made` or `Persistent`.
 
     `allowed` are the classes and functions that it may name. Raises `InertPickleError`.
     """
@@ -202,9 +205,10 @@ def _append(m: _Machine, items: list[Any]) -> None:
 
 
 def _set_items(m: _Machine, items: list[Any]) -> None:
-    if type(m.stack[-1]) is not Pairs or len(items) % 2:
+    target = m.stack[-1].pairs if type(m.stack[-1]) is Made else m.stack[-1]
+    if type(target) is not Pairs or len(items) % 2:
         raise InertPickleError("items for something that is not a dict")
-    m.stack[-1].extend(zip(items[::2], items[1::2], strict=True))
+    target.extend(zip(items[::2], items[1::2], strict=True))
 
 
 def _memoize(m: _Machine) -> None:
@@ -236,6 +240,7 @@ _OPERATIONS: dict[int, Callable[[_Machine], None]] = {
     ord("N"): _push_constant(None),
     0x88: _push_constant(True),
     0x89: _push_constant(False),
+    ord("G"): lambda m: m.stack.append(struct.unpack(">d", m.take(8))[0]),
     ord("J"): _push(4, signed=True),
     ord("K"): _push(1),
     ord("M"): _push(2),

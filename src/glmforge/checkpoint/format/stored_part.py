@@ -58,8 +58,8 @@ class StoredPart(NamedTuple):
         if not math.prod(sizes):
             return torch.empty(*sizes, dtype=self.dtype)
         first = self.first_element + sum(n * stride for n, stride in zip(offsets, self.strides, strict=True))
-        extent = _extent(sizes, self.strides)
-        memory = np.empty(extent * self.dtype.itemsize, np.uint8)
+        span = extent(sizes, self.strides)
+        memory = np.empty(span * self.dtype.itemsize, np.uint8)
         file.seek(self.first_byte + first * self.dtype.itemsize)
         if _read_fully(file, memory) < len(memory):
             raise InertPickleError("the file is truncated")
@@ -74,67 +74,75 @@ def plain_part(dtype: torch.dtype, shape: tuple[int, ...], first_byte: int) -> S
 
 def read_part_header(file: BufferedReader, start: int, length: int) -> StoredPart:
     """The part in the archive [start, start + length) of `file`. Raises `InertPickleError`, `OSError`."""
-    try:
-        with zipfile.ZipFile(_Window(file, start, length)) as archive:
-            members = {info.filename.partition("/")[2]: info for info in archive.infolist()}
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError, OverflowError) as error:
-        raise InertPickleError(f"not a tensor archive ({error})") from error
-    first, num_bytes = _member(file, start, length, members, "byteorder")
-    file.seek(first)
-    if num_bytes != 6 or file.read(6) != b"little":
-        raise InertPickleError("its data is big-endian")
-    first, num_bytes = _member(file, start, length, members, "data.pkl")
-    if num_bytes > _MAX_HEADER_BYTES:
-        raise InertPickleError("a header that is not a tensor's")
-    file.seek(first)
-    header = parse(file.read(num_bytes), _ALLOWED)
-    first, num_bytes = _member(file, start, length, members, "data/0")
-    return _part(header, first, num_bytes)
+    archive = Archive(file, start, length)
+    return archive.part(parse(archive.pickle(_MAX_HEADER_BYTES), _ALLOWED))
 
 
-def _part(header: object, first_byte: int, num_bytes: int) -> StoredPart:
-    if type(header) is not Made or header.maker not in (_REBUILD, _REBUILD_UNTYPED) or len(header.args) < 6:
-        raise InertPickleError("a header that is not a tensor's")
-    storage = header.args[0]
-    if type(storage) is not Persistent or type(storage.id) is not tuple or len(storage.id) != 5:
-        raise InertPickleError("a tensor without storage")
-    kind, storage_type, key = storage.id[:3]
-    if kind != "storage" or type(storage_type) is not Name or key != "0":
-        raise InertPickleError("a tensor without storage")
-    if header.maker == _REBUILD:
-        dtype = _STORAGES.get(storage_type)
-    else:
-        named = header.args[6] if len(header.args) > 6 and storage_type == _UNTYPED else None
-        dtype = DTYPES.get(named) if type(named) is Name else None
-    (first_element,) = numbers_of(header.args[1:2])
-    shape, strides = numbers_of(header.args[2]), numbers_of(header.args[3])
-    if dtype is None or len(shape) != len(strides):
-        raise InertPickleError("a tensor of an unknown type")
-    if math.prod(shape) and (first_element + _extent(shape, strides)) * dtype.itemsize > num_bytes:
-        raise InertPickleError("a tensor larger than its storage")
-    return StoredPart(dtype, shape, strides, first_element, first_byte)
+class Archive:
+    """What `torch.save` has written to [start, start + length) of `file`. Raises `InertPickleError`, `OSError`."""
+
+    def __init__(self, file: BufferedReader, start: int, length: int) -> None:
+        self._place = file, start, length
+        try:
+            with zipfile.ZipFile(_Window(file, start, length)) as archive:
+                self._members = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+        except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError, OverflowError) as error:
+            raise InertPickleError(f"not a tensor archive ({error})") from error
+        first, num_bytes = self._member("byteorder")
+        file.seek(first)
+        if num_bytes != 6 or file.read(6) != b"little":
+            raise InertPickleError("its data is big-endian")
+
+    def pickle(self, max_bytes: int) -> bytes:
+        """The pickle that says what is in it."""
+        first, num_bytes = self._member("data.pkl")
+        if num_bytes > max_bytes:
+            raise InertPickleError("a header that is not a tensor's")
+        self._place[0].seek(first)
+        return self._place[0].read(num_bytes)
+
+    def part(self, header: object) -> StoredPart:
+        """The tensor that is described in the parsed pickle."""
+        if type(header) is not Made or header.maker not in (_REBUILD, _REBUILD_UNTYPED) or len(header.args) < 6:
+            raise InertPickleError("a header that is not a tensor's")
+        storage = header.args[0]
+        if type(storage) is not Persistent or type(storage.id) is not tuple or len(storage.id) != 5:
+            raise InertPickleError("a tensor without storage")
+        kind, storage_type, key = storage.id[:3]
+        if kind != "storage" or type(storage_type) is not Name or type(key) is not str:
+            raise InertPickleError("a tensor without storage")
+        first_byte, num_bytes = self._member(f"data/{key}")
+        if header.maker == _REBUILD:
+            dtype = _STORAGES.get(storage_type)
+        else:
+            named = header.args[6] if len(header.args) > 6 and storage_type == _UNTYPED else None
+            dtype = DTYPES.get(named) if type(named) is Name else None
+        (first_element,) = numbers_of(header.args[1:2])
+        shape, strides = numbers_of(header.args[2]), numbers_of(header.args[3])
+        if dtype is None or len(shape) != len(strides):
+            raise InertPickleError("a tensor of an unknown type")
+        if math.prod(shape) and (first_element + extent(shape, strides)) * dtype.itemsize > num_bytes:
+            raise InertPickleError("a tensor larger than its storage")
+        return StoredPart(dtype, shape, strides, first_element, first_byte)
+
+    def _member(self, name: str) -> tuple[int, int]:
+        """First byte in `file`, and length, of a file of the archive."""
+        (file, start, length), info = self._place, self._members.get(name)
+        if info is None or info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+            raise InertPickleError(f"an archive without a plain {name}")
+        file.seek(start + info.header_offset)
+        header = file.read(_LOCAL_HEADER.size)
+        if len(header) < _LOCAL_HEADER.size:
+            raise InertPickleError("it is truncated")
+        first = info.header_offset + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(header))
+        if first + info.file_size > length:
+            raise InertPickleError(f"{name} is truncated")
+        return start + first, info.file_size
 
 
-def _extent(sizes: Sequence[int], strides: Sequence[int]) -> int:
+def extent(sizes: Sequence[int], strides: Sequence[int]) -> int:
     """Elements of memory from the first to the last, both counted; of a tensor that is not empty."""
     return 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
-
-
-def _member(
-    file: BufferedReader, start: int, length: int, members: dict[str, zipfile.ZipInfo], name: str
-) -> tuple[int, int]:
-    """First byte in `file`, and length, of a file of the archive."""
-    info = members.get(name)
-    if info is None or info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
-        raise InertPickleError(f"an archive without a plain {name}")
-    file.seek(start + info.header_offset)
-    header = file.read(_LOCAL_HEADER.size)
-    if len(header) < _LOCAL_HEADER.size:
-        raise InertPickleError("it is truncated")
-    first = info.header_offset + _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack(header))
-    if first + info.file_size > length:
-        raise InertPickleError(f"{name} is truncated")
-    return start + first, info.file_size
 
 
 def _read_fully(file: BufferedReader, memory: NDArray[np.uint8]) -> int:
