@@ -99,7 +99,7 @@ def reset_optimizer(
     check_fit(source, {n: t for n, t in in_store.items() if n.startswith(MODEL_PREFIX)}, _weights(config), meta, None)
     prefixes = (MODEL_PREFIX, RNG_PREFIX) if position == "keep" else MODEL_PREFIX
     kept = {n: TensorSpec(tuple(t.size), t.properties.dtype) for n, t in in_store.items() if n.startswith(prefixes)}
-    planner = _LazyPlanner(kept | _states(config), lambda name: stored[name] if name in kept else None, advance)
+    planner = LazyPlanner(kept | _states(config), lambda name: stored[name] if name in kept else None, advance)
     with Lease(root.parent, "glmforge checkpoint reset-optimizer"):
         final = checkpoint_path(_free_root(out, step), step)  # another process may just have finished there
         files = _files_of_source(source) if position == "keep" else {}
@@ -107,7 +107,7 @@ def reset_optimizer(
     return Reset(final, notes)
 
 
-class _LazyPlanner(BalancedSavePlanner):
+class LazyPlanner(BalancedSavePlanner):
     """Plans by the `specs` and makes each tensor when it is written; what `read` does not know is zeros."""
 
     def __init__(self, specs: Mapping[str, TensorSpec], read: Callable[[str], Tensor | None], advance: Advance) -> None:
@@ -161,7 +161,7 @@ def _files_of_source(checkpoint: Path) -> dict[str, bytes]:
     return {name: (checkpoint / name).read_bytes() for name in read_manifest(checkpoint).files if is_source_file(name)}
 
 
-def _write(final: Path, planner: _LazyPlanner, meta: CheckpointMeta, files: Mapping[str, bytes]) -> None:
+def _write(final: Path, planner: LazyPlanner, meta: CheckpointMeta, files: Mapping[str, bytes]) -> None:
     partial = None
     try:
         partial = make_partial(final)

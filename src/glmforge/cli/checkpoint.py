@@ -23,6 +23,7 @@ from glmforge.cli.checkpoint_contents import (
     show_run,
     show_sizes,
 )
+from glmforge.cli.checkpoint_megatron import from_megatron, to_megatron
 from glmforge.cli.interruptible import interruptible
 from glmforge.cli.tables import print_table, table
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from glmforge.checkpoint.diff import CheckpointDifference
 
 app = typer.Typer(help="Show, verify, collect, copy, compare and change checkpoints.", no_args_is_help=True)
+app.command("from-megatron")(from_megatron)
+app.command("to-megatron")(to_megatron)
 app.command("copy")(import_module("glmforge_ops.cli.commands").copy)
 
 _PathArgument = Annotated[

@@ -149,7 +149,7 @@ def test_a_failure_leaves_nothing_behind(source: Path, tmp_path: Path) -> None:
 def test_memory_holds_one_file_at_a_time(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[tuple[StorageWeakRef, int]] = []
     alive: list[int] = []
-    make = reset._LazyPlanner.lookup_object
+    make = reset.LazyPlanner.lookup_object
 
     def lookup_object(self: Any, index: Any) -> Tensor:
         tensor = make(self, index)
@@ -157,7 +157,7 @@ def test_memory_holds_one_file_at_a_time(source: Path, tmp_path: Path, monkeypat
         alive.append(sum(num_bytes for storage, num_bytes in made if not storage.expired()))
         return tensor
 
-    monkeypatch.setattr(reset._LazyPlanner, "lookup_object", lookup_object)
+    monkeypatch.setattr(reset.LazyPlanner, "lookup_object", lookup_object)
     monkeypatch.setattr(reset, "_FILE_BYTES", 10_000)
     path = reset_optimizer(source, tmp_path).path
     largest = max(num_bytes for _, num_bytes in made)

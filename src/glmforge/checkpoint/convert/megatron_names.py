@@ -21,6 +21,7 @@ from torch import Tensor
 
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import EMBEDDING, HEAD, Shape
+from glmforge.errors import CheckpointError
 
 Form = Literal["same", "rows", "groups", "vocabulary"]
 
@@ -46,7 +47,9 @@ class Link:
 
 
 def links(config: ModelConfig) -> Iterator[Link]:
-    """All of a model, in the order of our parameter table: `names` together are its names."""
+    """All of a model: `names` together are those of our table. Raises `CheckpointError` for heads that GPT lacks."""
+    if config.heads or not config.lm_head:
+        raise CheckpointError("Megatron's GPT model has lm_head and no other head; this model cannot be converted")
     yield Link("embedding.word_embeddings.weight", (EMBEDDING,), "vocabulary")
     for layer in range(config.num_hidden_layers):
         is_dense = layer < config.first_k_dense_replace
