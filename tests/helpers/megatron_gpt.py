@@ -41,6 +41,7 @@ def _on_cpu() -> None:
     torch.cuda.current_device = lambda: torch.device("cpu")
     torch.cuda.synchronize = lambda *args: None
     torch.cuda.Stream = lambda *args: None
+    Tensor.cuda = lambda self, *args: self
     rng.CudaRNGStatesTracker.fork = lambda self, name="": contextlib.nullcontext()
     moe_utils.te_general_gemm = None  # 0.16.1 names it without Transformer Engine, too
     grouped_gemm.assert_grouped_gemm_is_available = lambda: None  # the weights do not need its kernels
@@ -59,21 +60,20 @@ def _build(config: ModelConfig, layout: Layout, dtype: torch.dtype, padded_vocab
         layout.tp, layout.pp, expert_model_parallel_size=layout.ep, expert_tensor_parallel_size=1
     )
     given = arguments_of(config, padded_vocab)
-    named = {**given, "layernorm_epsilon": given["norm_epsilon"], "moe_grouped_gemm": layout.grouped}
+    named = {**given, "layernorm_epsilon": given["norm_epsilon"], "num_moe_experts": given.get("num_experts")}
     fields = {name: value for name, value in named.items() if name in TransformerConfig.__dataclass_fields__}
     is_moe = config.num_moe_layers > 0
     if config.n_group == 1:
         fields |= {"moe_router_num_groups": None, "moe_router_group_topk": None}
     if is_moe:
         fields |= {"moe_token_dispatcher_type": "allgather", "moe_router_load_balancing_type": "none"}
-        fields |= {"moe_router_dtype": "fp32", "moe_aux_loss_coeff": 0.0}
+        fields |= {"moe_router_dtype": "fp32", "moe_aux_loss_coeff": 0.0, "moe_grouped_gemm": layout.grouped}
     transformer = TransformerConfig(
         **fields,
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
         expert_model_parallel_size=layout.ep,
         expert_tensor_parallel_size=1,
-        sequence_parallel=is_moe and layout.tp > 1,
         gated_linear_unit=True,
         activation_func=torch.nn.functional.silu,
         attention_dropout=0.0,
