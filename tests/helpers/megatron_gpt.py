@@ -164,7 +164,7 @@ def logits(config: ModelConfig, source: Path, ids_BS: Tensor, padded_vocab: int)
     model = _build(config, Layout(), torch.float32, padded_vocab)
     state = {"model": model.sharded_state_dict()}
     model.load_state_dict(dist_checkpointing.load(state, str(source), strict="log_unexpected")["model"], strict=False)
-    model.eval().mtp_process = False  # its losses need labels
+    model.eval().mtp_process, model.config.mtp_num_layers = False, None  # its losses need labels
     length = ids_BS.shape[1]
     with torch.no_grad():
         mask = torch.ones(1, 1, length, length).tril().logical_not()
