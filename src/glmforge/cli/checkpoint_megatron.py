@@ -1,4 +1,4 @@
-"""`glmforge checkpoint from-megatron` and `to-megatron`: megatron-core distributed checkpoints, without Megatron."""
+"""`glmforge checkpoint from-megatron` and `to-megatron`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +11,7 @@ from glmforge.cli.export import Dtype
 def from_megatron(
     source: Annotated[Path, typer.Argument(help="What Megatron's --save named, or one iter_... directory in it.")],
     out: Annotated[Path, typer.Argument(help="The Hugging Face directory to write.")],
-    config: Annotated[
-        Path, typer.Option(help="The model: a preset, a run's YAML, or a directory with config.json (GLM or Llama).")
-    ],
+    config: Annotated[Path, typer.Option(help="The model: preset, YAML, or directory with a GLM's or Llama's config.")],
     dtype: Annotated[Dtype, typer.Option(help="Dtype of the weights.")] = Dtype.bf16,
     tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer directory to add.")] = None,
 ) -> None:
@@ -31,12 +29,10 @@ def from_megatron(
 
 
 def to_megatron(
-    source: Annotated[Path, typer.Argument(help="A run, RUN@STEP, a checkpoint, or a Hugging Face GLM or Llama.")],
+    source: Annotated[Path, typer.Argument(help="A run, RUN@STEP, a checkpoint, a Hugging Face GLM or Llama.")],
     out: Annotated[Path, typer.Argument(help="The directory to write, for Megatron's --load.")],
     dtype: Annotated[Dtype, typer.Option(help="Dtype of the weights.")] = Dtype.bf16,
-    vocab_multiple: Annotated[
-        int, typer.Option(min=1, help="Pad the vocabulary to a multiple: --make-vocab-size-divisible-by times tp.")
-    ] = 128,
+    vocab_multiple: Annotated[int, typer.Option(min=1, help="Pad the vocabulary to a multiple of this.")] = 128,
 ) -> None:
     """Write a model as a megatron-core checkpoint (torch_dist) for any tp, pp and ep.
 

@@ -5,20 +5,18 @@ from pathlib import Path
 
 from glmforge.checkpoint.convert import HfTensors, export_hf
 from glmforge.checkpoint.convert.hf_llama import read_llama
-from glmforge.checkpoint.convert.megatron_read import MegatronTensors
-from glmforge.checkpoint.convert.megatron_write import export_megatron
+from glmforge.checkpoint.convert.megatron import MegatronTensors, export_megatron
 from glmforge.config.load import load_model_config
-from glmforge.deploy.export import DTYPES, open_source
+from glmforge.deploy.export import DTYPES, Source, open_source
 from glmforge.runtime.durable import write_durably
 
 
 def import_megatron(
     source: Path, out_dir: Path, config: Path, *, dtype: str = "bf16", tokenizer_dir: Path | None = None
 ) -> Path:
-    """Write the Megatron checkpoint `source` as the Hugging Face directory `out_dir`; the checkpoint that was read.
+    """Write the Megatron checkpoint `source` for Hugging Face; what was read. Raises `CheckpointError`, `ConfigError`.
 
-    `config` is what `load_model_config` takes, or a directory with a Llama's `config.json`, which is kept. Raises
-    `CheckpointError`, `ConfigError`.
+    `config` is what `load_model_config` takes, or a directory with a Llama's `config.json`, which is kept.
     """
     llama = read_llama(config) if (config / "config.json").is_file() else None
     found = MegatronTensors(source, llama[0] if llama else load_model_config(str(config)))
@@ -32,10 +30,6 @@ def import_megatron(
 def write_for_megatron(source: Path, out_dir: Path, *, dtype: str = "bf16", vocab_multiple: int = 128) -> Path:
     """Write a run's checkpoint, or a Hugging Face GLM or Llama, for Megatron; what was read. See `export_megatron`."""
     llama = read_llama(source) if (source / "config.json").is_file() else None
-    if llama is None:
-        opened = open_source(source)
-        path, model, weights = opened.path, opened.model, opened.weights
-    else:
-        path, model, weights = source, llama[0], HfTensors(source, llama[0])
-    export_megatron(weights, model, out_dir, dtype=DTYPES[dtype], vocab_multiple=vocab_multiple)
-    return path
+    opened = open_source(source) if llama is None else Source(source, None, llama[0], HfTensors(source, llama[0]), None)
+    export_megatron(opened.weights, opened.model, out_dir, dtype=DTYPES[dtype], vocab_multiple=vocab_multiple)
+    return opened.path

@@ -1,4 +1,4 @@
-"""Checkpoints that real megatron-core writes and reads on ranks of the CPU, against ours: bit for bit, and in logits."""
+"""Checkpoints that real megatron-core writes and reads on the CPU, against ours: bit for bit, and in logits."""
 
 import json
 from pathlib import Path
@@ -9,8 +9,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from glmforge.checkpoint.convert.hf_config import hf_config
-from glmforge.checkpoint.convert.megatron_read import MegatronTensors
-from glmforge.checkpoint.convert.megatron_write import export_megatron
+from glmforge.checkpoint.convert.megatron import MegatronTensors, export_megatron
 from glmforge.config.hf import DEFAULTS
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import parameter_table
@@ -59,7 +58,7 @@ def test_what_megatron_loads_in_a_layout_and_saves_again_is_bit_equal(
     config: ModelConfig, layout: Layout, tmp_path: Path
 ) -> None:
     expected = weights_of(config)
-    export_megatron(expected, config, tmp_path / "ours")
+    export_megatron(expected, config, tmp_path / "ours", dtype=torch.bfloat16)
     release, again = tmp_path / "ours" / "release", tmp_path / "again"
     run_ranks(load_and_save, layout.world_size, release, config, layout, again, torch.bfloat16, PADDED)
     for directory in (tmp_path / "ours", again):

@@ -14,7 +14,6 @@ from glmforge.config.model import ModelConfig
 from glmforge.errors import ConfigError
 from glmforge.files import read_json, shown
 
-_DEFAULTS = {"num_nextn_predict_layers": 0, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6}
 _SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
@@ -27,15 +26,15 @@ def read_llama(directory: Path) -> tuple[ModelConfig, dict[str, Any]] | None:
         raise ConfigError(f"{source}: {wrong[0]} must be a positive number")
     if content.get("attention_bias") or content.get("mlp_bias"):
         raise ConfigError(f"{source}: attention_bias and mlp_bias cannot be converted")
-    given = {name: value for name, value in content.items() if name in ModelConfig.model_fields and value is not None}
     heads, rope = content["num_attention_heads"], content.get("rope_parameters")
-    derived = {"num_key_value_heads": heads, "head_dim": content["hidden_size"] // heads}
-    fixed: dict[str, Any] = {
-        **{"first_k_dense_replace": content["num_hidden_layers"], "partial_rotary_factor": 1.0},
+    fields: dict[str, Any] = {
+        **{**DEFAULTS, "num_key_value_heads": heads, "head_dim": content["hidden_size"] // heads, "rms_norm_eps": 1e-6},
+        **{name: value for name, value in content.items() if name in ModelConfig.model_fields and value is not None},
+        **{"first_k_dense_replace": content["num_hidden_layers"], "num_nextn_predict_layers": 0},
         **{"rope_theta": (rope if isinstance(rope, dict) else content).get("rope_theta", 10000.0)},
-        **{"eos_token_id": [], "pad_token_id": None},
+        **{"partial_rotary_factor": 1.0, "eos_token_id": [], "pad_token_id": None},
     }
     try:
-        return ModelConfig.model_validate(DEFAULTS | _DEFAULTS | derived | given | fixed), content
+        return ModelConfig.model_validate(fields), content
     except ValidationError as error:
         raise ConfigError(f"{source}: {', '.join(describe_invalid(error))}") from None

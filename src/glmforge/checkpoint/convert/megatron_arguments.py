@@ -11,8 +11,7 @@ from glmforge.config.model import ModelConfig
 from glmforge.errors import CheckpointError
 from glmforge.files import shown
 
-_ANY_VALUE = ("max_position_embeddings", "init_method_std", "padded_vocab_size")
-"""Change nothing in a model that is there."""
+_NOT_COMPARED = ("max_position_embeddings", "init_method_std", "padded_vocab_size")  # change nothing in what is there
 
 
 def arguments_of(config: ModelConfig, padded_vocab_size: int) -> dict[str, Any]:
@@ -51,7 +50,7 @@ def check_arguments(given: Mapping[str, Any], config: ModelConfig, source: str) 
         found = given.get(name)
         if name == "moe_layer_freq" and found == 1:
             found = [1] * config.num_hidden_layers
-        if found is not None and found != value and name not in _ANY_VALUE:
+        if found is not None and found != value and name not in _NOT_COMPARED:
             raise CheckpointError(
                 f"{source}: {name} is {shown(str(found))}, but the model of --config implies {value}; give its own"
             )

@@ -1,15 +1,12 @@
 """Which tensor of a megatron-core checkpoint holds which of ours, and how they lie in it.
 
-The names are those of megatron-core's GPT model in a distributed checkpoint (`ShardedTensor.key`), in which neither
-tensor, pipeline nor expert parallelism shows: every tensor is whole there, whatever wrote it. Three things differ from
-the published form. Queries, keys and values are one matrix, ordered by group: the queries of the first group of heads,
-its key, its value, then the next group. Gate and up are one matrix, gate rows first; of packed experts that is our form
-already. The vocabulary is padded with rows that no token uses.
+The names are those of megatron-core's GPT model (`ShardedTensor.key`). Tensors are whole there, in whatever layout they
+were written. Three things differ from the published form: q, k and v are one matrix, ordered by group (the queries of
+the first group of heads, its key, its value, then the next group); gate and up are one matrix, gate rows first, which
+of packed experts is our form already; the vocabulary is padded with rows that no token uses.
 
-A norm has two names where Transformer Engine fuses it into the matrix behind it and the local layers do not: both are
-read, and both are written, because Megatron passes over tensors that it does not know.
-
-Shapes: G key/value heads, P head_dim, E experts, I intermediate width.
+The norm before a MoE has another name in Megatron's local layers than in Transformer Engine's: both are read, and both
+are written, because Megatron passes over tensors that it does not know.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,13 +28,10 @@ WEIGHTS = ("embedding.", "decoder.", "output_layer.", "mtp.")
 
 @dataclass(frozen=True)
 class Link:
-    """A tensor of Megatron's and those of ours that it is made of.
+    """A tensor of Megatron's, and those of ours (`names`) that it is made of, in this order.
 
-    Attributes:
-        key: its name; `other_key` is the second one, if it has two.
-        names: ours, in the order in which they lie in it.
-        form: "same" as ours, "rows" one after the other, "groups" q, k and v of each group of heads, "vocabulary" with
-            more rows than ours.
+    `form` is "same" as ours, "rows" one after the other, "groups" q, k and v of each group of heads, "vocabulary" with
+    more rows than ours.
     """
 
     key: str
@@ -101,16 +95,16 @@ def fuse(link: Link, parts: Sequence[Tensor], config: ModelConfig) -> Tensor:
     """Megatron's tensor from ours, in the order of `link.names`; of a vocabulary without padding."""
     if link.form != "groups":
         return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-    groups, columns = config.num_key_value_heads, parts[0].shape[1:]
-    by_group = [part.reshape(groups, -1, *columns) for part in parts]
-    return torch.cat(by_group, dim=1).reshape(-1, *columns)
+    by_group = [part.reshape(config.num_key_value_heads, -1, *part.shape[1:]) for part in parts]
+    return torch.cat(by_group, dim=1).flatten(0, 1)
 
 
 def split(link: Link, whole: Tensor, shapes: Sequence[Shape], config: ModelConfig) -> list[Tensor]:
     """Ours, of these `shapes`, from Megatron's tensor: the reverse of `fuse`, without the rows of a padding."""
     sizes = [shape[0] for shape in shapes]
     if link.form != "groups":
-        return list(whole[: sum(sizes)].split(sizes))
+        return list(torch.split(whole[: sum(sizes)], sizes))
     groups = config.num_key_value_heads
-    by_group = whole.reshape(groups, -1, *whole.shape[1:]).split([size // groups for size in sizes], dim=1)
+    grouped = whole.reshape(groups, -1, *whole.shape[1:])
+    by_group = torch.split(grouped, [size // groups for size in sizes], dim=1)
     return [part.reshape(shape) for part, shape in zip(by_group, shapes, strict=True)]

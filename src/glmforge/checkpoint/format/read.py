@@ -112,10 +112,11 @@ class CachingReader(FileSystemReader):
 
     def read(self, name: str, row: int | None = None) -> Tensor:
         """A stored tensor, or of its first dim `row` only, without reading the others. Raises `CheckpointError`."""
-        stored = self.read_metadata().state_dict_metadata[name]
-        assert isinstance(stored, TensorStorageMetadata)
-        first, rows = (0, stored.size[0]) if row is None else (row, 1)
-        box = ChunkStorageMetadata(torch.Size((first, *(0 for _ in stored.size[1:]))), (rows, *stored.size[1:]))
+        stored = stored_tensors(self.read_metadata())[name]
+        offsets, sizes = [0] * len(stored.size), list(stored.size)
+        if row is not None:
+            offsets[0], sizes[0] = row, 1
+        box = ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
         whole = torch.empty(box.sizes, dtype=stored.properties.dtype)
         self.read_data(LoadPlan(create_read_items_for_chunk_list(name, stored, [box])), _IntoOne(whole))
         return whole if row is None else whole[0]
