@@ -15,9 +15,7 @@ def from_megatron(
     dtype: Annotated[Dtype, typer.Option(help="Dtype of the weights.")] = Dtype.bf16,
     tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer directory to add.")] = None,
 ) -> None:
-    """Write the weights of a megatron-core checkpoint (torch_dist) as a Hugging Face directory: GLM, or dense as Llama.
-
-    The arguments in the checkpoint must agree with the model. Optimizer state is not converted.
+    """Write a megatron-core checkpoint's weights (torch_dist; no optimizer) for Hugging Face: a GLM or dense Llama.
 
     Example:
 

@@ -4,6 +4,7 @@ Shapes alone do not tell 32 heads of 128 from 64 of 64, nor a RoPE from another.
 (LayerNorm, biases) shows in the tensors.
 """
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,6 +52,4 @@ def check_arguments(given: Mapping[str, Any], config: ModelConfig, source: str) 
         if name == "moe_layer_freq" and found == 1:
             found = [1] * config.num_hidden_layers
         if found is not None and found != value and name not in _NOT_COMPARED:
-            raise CheckpointError(
-                f"{source}: {name} is {shown(str(found))}, but the model of --config implies {value}; give its own"
-            )
+            raise CheckpointError(f"{source}: {name} is {shown(reprlib.repr(found))}, but --config implies {value}")

@@ -22,8 +22,7 @@ from glmforge.errors import CheckpointError
 
 Form = Literal["same", "rows", "groups", "vocabulary"]
 
-WEIGHTS = ("embedding.", "decoder.", "output_layer.", "mtp.")
-"""What the names of a GPT model's own tensors begin with; optimizer and RNG have others."""
+WEIGHTS = ("embedding.", "decoder.", "output_layer.", "mtp.")  # optimizer and RNG have other names
 
 
 @dataclass(frozen=True)
@@ -87,8 +86,7 @@ def _swiglu(theirs: str, ours: str) -> Iterator[Link]:
 
 def fused_shape(shapes: Sequence[Shape]) -> Shape:
     """Of Megatron's tensor, from those of ours; of a vocabulary without padding."""
-    rows = sum(shape[0] for shape in shapes)
-    return (rows, *shapes[0][1:])
+    return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
 
 def fuse(link: Link, parts: Sequence[Tensor], config: ModelConfig) -> Tensor:
@@ -104,7 +102,6 @@ def split(link: Link, whole: Tensor, shapes: Sequence[Shape], config: ModelConfi
     sizes = [shape[0] for shape in shapes]
     if link.form != "groups":
         return list(torch.split(whole[: sum(sizes)], sizes))
-    groups = config.num_key_value_heads
-    grouped = whole.reshape(groups, -1, *whole.shape[1:])
+    grouped = whole.reshape((groups := config.num_key_value_heads), -1, *whole.shape[1:])
     by_group = torch.split(grouped, [size // groups for size in sizes], dim=1)
     return [part.reshape(shape) for part, shape in zip(by_group, shapes, strict=True)]

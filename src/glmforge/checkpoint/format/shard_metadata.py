@@ -112,12 +112,10 @@ def numbers_of(value: object) -> tuple[int, ...]:
 def _metadata(root: object, only: Callable[[str], bool] | None) -> Metadata:
     fields = state_of(root, _METADATA)
     tensors, places = fields.get("state_dict_metadata"), fields.get("storage_data")
-    if type(tensors) is not Pairs or type(places) is not Pairs:
-        raise InertPickleError("it lists no tensors")
-    if only is None and fields.get("planner_data") is not None:
-        raise InertPickleError("it is not from a glmforge checkpoint")
-    taken = {name: value for name, value in tensors.fields().items() if only is None or only(name)}
-    stored = {name: _tensor(name, value) for name, value in taken.items()}
+    has_objects = only is None and fields.get("planner_data") is not None
+    if type(tensors) is not Pairs or type(places) is not Pairs or has_objects:
+        raise InertPickleError("it is not from a glmforge checkpoint" if only is None else "it lists no tensors")
+    stored = {name: _tensor(name, value) for name, value in tensors.fields().items() if only is None or only(name)}
     return Metadata(state_dict_metadata=dict(stored), storage_data=dict(_places(places, only)))
 
 

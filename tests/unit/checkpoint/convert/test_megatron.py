@@ -97,13 +97,13 @@ def other_heads(release: Path) -> None:
     ("damage", "message"),
     [
         (no_tracker_target, r"iter_0000012.*metadata.json"),
-        (other_format, "is of format zarr; convert it with Megatron's --ckpt-convert-format torch_dist"),
+        (other_format, "zarr: convert it with --ckpt-convert-format torch_dist"),
         (code_in_metadata, "it lists no tensors|something else in place of a Metadata"),
         (huge_common, "packed or too large"),
         (lambda release: (release / "common.pt").write_bytes(b"\x80\x02."), "not Megatron's common.pt"),
         (lambda release: (release / "common.pt").unlink(), "not Megatron's common.pt"),
         (truncated, "no room"),
-        (other_heads, "kv_channels is 8, but the model of --config implies 16"),
+        (other_heads, "kv_channels is 8, but --config implies 16"),
     ],
 )
 def test_what_is_damaged_is_refused_in_one_line(
