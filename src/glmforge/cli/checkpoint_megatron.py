@@ -19,7 +19,7 @@ def from_megatron(
 
     Example:
 
-        glmforge checkpoint from-megatron megatron/glm glm-hf --config glm-4.5-air --tokenizer tokenizer
+        glmforge checkpoint from-megatron megatron/glm glm-hf --config glm45_air_106b --tokenizer tokenizer
     """
     from glmforge.deploy.megatron import import_megatron
 

@@ -110,7 +110,8 @@ def numbers_of(value: object) -> tuple[int, ...]:
 
 
 def _metadata(root: object, only: Callable[[str], bool] | None) -> Metadata:
-    fields = state_of(root, _METADATA)
+    # Programs have classes of their own for it (megatron-core up to 0.15), with the same fields.
+    fields = state_of(root, root.maker if only is not None and isinstance(root, Made) else _METADATA)
     tensors, places = fields.get("state_dict_metadata"), fields.get("storage_data")
     has_objects = only is None and fields.get("planner_data") is not None
     if type(tensors) is not Pairs or type(places) is not Pairs or has_objects:

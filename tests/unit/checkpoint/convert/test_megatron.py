@@ -6,6 +6,8 @@ import json
 import os
 import pickle
 import shutil
+import sys
+import types
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +58,22 @@ def test_a_checkpoint_without_mtp_layers_is_a_model_without_them(tmp_path: Path)
     assert MegatronTensors(tmp_path / "out", CONFIG).config == config
 
 
+def test_metadata_of_a_class_of_megatrons_is_read(
+    written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """megatron-core up to 0.15 derives from DCP's class."""
+    shutil.copytree(written, tmp_path / "older")
+    file = tmp_path / "older" / "release" / ".metadata"
+    metadata = pickle.loads(file.read_bytes())
+    module = types.ModuleType("megatron_strategies")
+    module.MCoreMetadata = type("MCoreMetadata", (type(metadata),), {"__module__": module.__name__})
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    metadata.__class__ = module.MCoreMetadata
+    metadata.mcore_data = {"decoder.x": {"nd_reformulated_orig_global_shape": (1, 2)}}
+    file.write_bytes(pickle.dumps(metadata))
+    assert MegatronTensors(tmp_path / "older", CONFIG).keys() == weights_of(CONFIG).keys()
+
+
 class Hostile:
     def __reduce__(self) -> tuple[Any, ...]:
         return os.mkdir, ("executed",)
@@ -98,7 +116,7 @@ def other_heads(release: Path) -> None:
     [
         (no_tracker_target, r"iter_0000012.*metadata.json"),
         (other_format, "zarr: convert it with --ckpt-convert-format torch_dist"),
-        (code_in_metadata, "it lists no tensors|something else in place of a Metadata"),
+        (code_in_metadata, "not the metadata of a tensor checkpoint"),
         (huge_common, "packed or too large"),
         (lambda release: (release / "common.pt").write_bytes(b"\x80\x02."), "not Megatron's common.pt"),
         (lambda release: (release / "common.pt").unlink(), "not Megatron's common.pt"),
