@@ -24,6 +24,7 @@ from glmforge.cli.checkpoint_contents import (
     show_sizes,
 )
 from glmforge.cli.checkpoint_deepspeed import from_deepspeed, to_deepspeed
+from glmforge.cli.checkpoint_megatron import from_megatron, to_megatron
 from glmforge.cli.interruptible import interruptible
 from glmforge.cli.tables import print_table, table
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from glmforge.checkpoint.diff import CheckpointDifference
 
 app = typer.Typer(help="Show, verify, collect, copy, compare and change checkpoints.", no_args_is_help=True)
+app.command("from-megatron")(from_megatron)
+app.command("to-megatron")(to_megatron)
 app.command("copy")(import_module("glmforge_ops.cli.commands").copy)
 app.command()(from_deepspeed)
 app.command()(to_deepspeed)

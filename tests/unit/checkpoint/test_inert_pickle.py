@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from glmforge.checkpoint.format.inert_pickle import InertPickleError, Made, Name, Pairs, parse
+from glmforge.checkpoint.format.inert_pickle import AnyName, InertPickleError, Made, Name, Pairs, parse
 
 ALL_NAMES = type("All", (), {"__contains__": lambda self, name: True})()
 
@@ -41,6 +41,7 @@ def plain(value: object) -> object:
         (1, 2, 3, 4),
         [0, 1, 255, 256, 65535, 65536, -1, -(2**31), 2**31, 2**62, -(2**62)],
         {"a": 1, "b": [{"c": ()}]},
+        [0.1, -1e300, float("inf")],
         "text \u00e4\U0001f600" * 100,
         [["x"] * 3, ["x"] * 3000],
         {str(i): i for i in range(3000)},
@@ -49,6 +50,19 @@ def plain(value: object) -> object:
 )
 def test_plain_values_are_those_of_pickle(value: object, protocol: int) -> None:
     assert plain(parse(pickle.dumps(value, protocol), ())) == value
+
+
+def test_numbers_beyond_64_bits_are_floats_which_no_size_is() -> None:
+    (number,) = parse(pickle.dumps([10**25]), ())
+    assert type(number) is float
+    assert number == pytest.approx(1e25)
+    with pytest.raises(InertPickleError, match="512 bits"):
+        parse(pickle.dumps(10**200), ())
+
+
+def test_items_of_a_class_of_dicts_are_its_pairs() -> None:
+    mapping = parse(pickle.dumps(OrderedDict(a=1, b=2), 2), AnyName())
+    assert (str(mapping.maker), mapping.pairs) == ("collections.OrderedDict", [("a", 1), ("b", 2)])
 
 
 @pytest.mark.parametrize("protocol", [2, 4])

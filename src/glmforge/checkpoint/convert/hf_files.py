@@ -59,13 +59,13 @@ class HfFiles:
     plan: Plan
 
 
-def open_hf(directory: Path, *, thorough: bool = True) -> HfFiles:
+def open_hf(directory: Path, *, thorough: bool = True, config: ModelConfig | None = None) -> HfFiles:
     """Open a directory and compare names and shapes with its `config.json`; no tensor is read.
 
-    `thorough=False` believes the index and opens no shard, for ranks beside one that has looked into all. Raises
-    `CheckpointError`, `ConfigError` for `config.json`.
+    `thorough=False` believes the index and opens no shard, for ranks beside one that has looked into all. `config`
+    stands in for `config.json`. Raises `CheckpointError`, `ConfigError` for `config.json`.
     """
-    config = load_model_config(directory)
+    config = config or load_model_config(directory)
     shards = Shards(directory, thorough=thorough)
     config = _without_absent_mtp(config, shards, directory, say_so=thorough)
     plan = _plan(config, shards, directory)

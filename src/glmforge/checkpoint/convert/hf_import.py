@@ -38,13 +38,13 @@ def import_hf(
 
 class HfTensors(Mapping[str, Tensor]):
     """The parameters and router biases of a Hugging Face directory by the names of the table, each read when it is
-    requested, of the stored type. Repeated embeddings and heads are not compared.
+    requested, of the stored type. Repeated embeddings and heads are not compared. `config` stands in for `config.json`.
 
     Raises `CheckpointError` as `import_hf` does; `ConfigError` for `config.json`.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._files = open_hf(directory)
+    def __init__(self, directory: Path, config: ModelConfig | None = None) -> None:
+        self._files = open_hf(directory, config=config)
         self._table = parameter_table(self._files.config)
 
     def __getitem__(self, name: str) -> Tensor:

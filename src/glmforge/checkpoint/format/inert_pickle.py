@@ -65,6 +65,13 @@ class Persistent(NamedTuple):
     id: Any
 
 
+class AnyName(Container[Name]):
+    """Allows every class and function: for files of other programs, whose settings are of classes of their own."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
 def parse(data: bytes, allowed: Container[Name]) -> Any:
     """The one object in `data`: None, bool, int, float, str, tuple, list, `Pairs`, `Name`, `Made` or `Persistent`.
 
@@ -144,9 +151,15 @@ def _push_constant(value: object) -> Callable[[_Machine], None]:
 
 def _push_long(m: _Machine) -> None:
     length = m.number(1)
-    if length > 9:  # sizes and offsets are below 2 ** 64, with a byte for the sign
-        raise InertPickleError("a number of more than 64 bits")
-    m.stack.append(m.number(length, signed=True))
+    if length > 64:
+        raise InertPickleError("a number of more than 512 bits")
+    number = m.number(length, signed=True)
+    # Sizes and offsets are below 2 ** 64, with a byte for the sign; what is larger (a count of FLOPs) is not one.
+    m.stack.append(number if length <= 9 else float(number))
+
+
+def _push_float(m: _Machine) -> None:
+    m.stack.append(struct.unpack(">d", m.take(8))[0])
 
 
 def _push_text(bytes_of_length: int) -> Callable[[_Machine], None]:
@@ -240,10 +253,10 @@ _OPERATIONS: dict[int, Callable[[_Machine], None]] = {
     ord("N"): _push_constant(None),
     0x88: _push_constant(True),
     0x89: _push_constant(False),
-    ord("G"): lambda m: m.stack.append(struct.unpack(">d", m.take(8))[0]),
     ord("J"): _push(4, signed=True),
     ord("K"): _push(1),
     ord("M"): _push(2),
+    ord("G"): _push_float,
     0x8A: _push_long,
     ord("X"): _push_text(4),
     0x8C: _push_text(1),
