@@ -89,14 +89,14 @@ def from_arguments(words: Sequence[str], source: str, overrides: Sequence[str] =
     for read in (_read_model, _read_schedule, _read_data, _read_engine):
         flat |= read(given, flat, not_read)
     not_read += [f"{name}: no counterpart" for name in given.unused()]
-    speed = [name for name in given if known_arguments()[name].use[:1] in ("s", "+")]
+    speed = [name for name in given if known_arguments()[name].use.startswith(("speed", "+"))]
     tree: dict[str, Any] = {}
     for key, value in (flat | ({"optim.lm_head": "adamw"} if muon else {})).items():
         section, _, name = key.rpartition(".")
         if value is not None or key == "optim.grad_clip":
             (tree.setdefault(section, {}) if section else tree)[name] = value
     tree["phases"] = [tree.pop("phase")]
-    text = dump(tree)
+    text = dump({name: tree[name] for name in RunConfig.model_fields if name in tree})
     return FromMegatron(load_config(text, overrides), text, not_read, speed)
 
 

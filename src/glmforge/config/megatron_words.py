@@ -18,13 +18,13 @@ from typing import Any, NamedTuple, NoReturn
 from glmforge.errors import ConfigError
 from glmforge.files import shown
 
-_MAX_EXPANDED = 1_000_000
+_MAX_EXPANDED = 100_000
 _QUOTED = r"""'[^']*'|"[^"]*"|"""
 _ASSIGNED = re.compile(
-    rf"^[ \t]*(?:export[ ]+)?([A-Za-z_]\w*)(\+?)=(?:\(((?:{_QUOTED}[^()'\"])*)\)|((?:{_QUOTED}[^\s'\";])*))",
+    rf"(?:^|;)[ \t]*(?:export[ ]+)?([A-Za-z_]\w*)(\+?)=(?:\(((?:{_QUOTED}[^()'\"])*)\)|((?:{_QUOTED}[^\s'\";])*))",
     re.MULTILINE,
 )
-_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?-([^{}]*))?\}|([A-Za-z_]\w*)|([@*0-9]))")
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?-([^{}]*))?\}|(\w+)|[@*])")
 _PROGRAM = re.compile(r"^(?:.*[\s/])?(\w+)\.py\b[\"']?(.*)$", re.MULTILINE)
 _TYPES = {"int": int, "float": float}
 
@@ -94,48 +94,34 @@ def parse_arguments(words: Sequence[str], source: str) -> Arguments:
 
 
 def words_of_script(text: str, source: str) -> list[str]:
-    """What follows the program in a shell script or command line; all words where no program is. `ConfigError`."""
+    """What follows the program in a shell script or command line; all words where no program is. `ConfigError`.
+
+    Variables and arrays are put in as text, so values with spaces in them come apart.
+    """
     text = re.sub(r"(?m)(^|\s)#.*$", "", text).replace("\\\n", " ")
+    variables: dict[str, str] = {}
+    for name, plus, array, scalar in _ASSIGNED.findall(text):
+        earlier = variables.get(name, "") + " " if plus else ""
+        value = array.replace("\n", " ") or scalar.strip("'\"")
+        variables[name] = earlier + re.sub(rf"\$\{{{name}:?-([^{{}}]*)\}}", r"\1", value)  # X=${X:-default}
+
+    def value_of(found: re.Match[str]) -> str:
+        name = found[1] or found[3]
+        value = variables.get(name, found[2]) if name else ""  # $@: the script's own arguments
+        if value is None:
+            raise ConfigError(f"{source}: {found[0]}: has no value in the script; write it there")
+        return value
+
     programs = sorted(_PROGRAM.findall(text), key=lambda found: "pretrain" not in found[0])
-    variables: dict[str, list[str]] = {}
+    command, expansions = programs[0][1] if programs else text, 0
+    while _VARIABLE.search(command):
+        command = _VARIABLE.sub(value_of, re.sub(r'"(\$(?:\w+|[@*]|\{[^{}"]*\}))"', r"\1", command))
+        expansions += 1
+        if expansions > 10 or len(command) > _MAX_EXPANDED:
+            raise ConfigError(f"{source}: its variables refer to each other too deeply; write their values instead")
+    if "$(" in command or "`" in command:
+        raise ConfigError(f"{source}: the command needs the shell; write values instead of $(...)")
     try:
-        for name, plus, array, scalar in _ASSIGNED.findall(text):
-            values = shlex.split(array) if array else ["".join(shlex.split(scalar))]
-            variables[name] = [*(variables.get(name, []) if plus else []), *values]
-        words = shlex.split(programs[0][1] if programs else text)
+        return list(itertools.takewhile(lambda word: not re.match(r"\d?[;&|<>]", word), shlex.split(command)))
     except ValueError as error:
         raise ConfigError(f"{source}: cannot be read as a shell script: {error}") from None
-    words = list(itertools.takewhile(lambda word: not re.match(r"\d?[;&|<>]", word), words))
-    return _Expansion(source, variables).expand(words, 0)
-
-
-class _Expansion:
-    """Words with the values of a script's variables, up to a bound."""
-
-    def __init__(self, source: str, variables: dict[str, list[str]]) -> None:
-        self.source, self.variables, self.size = source, variables, 0
-
-    def expand(self, words: Sequence[str], depth: int) -> list[str]:
-        """A word that is nothing but one variable may become several, or none."""
-        found: list[str] = []
-        for word in words:
-            if "`" in word or "$(" in word:
-                raise ConfigError(f"{self.source}: {shown(word[:80])}: needs the shell; write its value instead")
-            variable = _VARIABLE.fullmatch(word)
-            if variable is None:
-                found.append(_VARIABLE.sub(lambda one: " ".join(self._values(one, depth)), word))
-            elif not variable[4]:  # not the script's own arguments
-                values = self._values(variable, depth)
-                found += values if "[" in word else [part for value in values for part in value.split()]
-        return found
-
-    def _values(self, variable: re.Match[str], depth: int) -> list[str]:
-        name, default = variable[1] or variable[3], variable[2]
-        values = self.variables.get(name, None if default is None else [default])
-        if values is None or depth > 10:
-            raise ConfigError(f"{self.source}: {variable[0]}: has no value in the script; write it there")
-        found = self.expand(values, depth + 1)
-        self.size += sum(map(len, found)) + 1
-        if self.size > _MAX_EXPANDED:
-            raise ConfigError(f"{self.source}: its variables expand to more than {_MAX_EXPANDED:,} characters")
-        return found
