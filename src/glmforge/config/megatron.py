@@ -93,7 +93,7 @@ def from_arguments(words: Sequence[str], source: str, overrides: Sequence[str] =
     tree: dict[str, Any] = {}
     for key, value in (flat | ({"optim.lm_head": "adamw"} if muon else {})).items():
         section, _, name = key.rpartition(".")
-        if value is not None or key == "optim.grad_clip":
+        if value is not None or key in ("optim.grad_clip", "model.pad_token_id"):
             (tree.setdefault(section, {}) if section else tree)[name] = value
     tree["phases"] = [tree.pop("phase")]
     text = dump({name: tree[name] for name in RunConfig.model_fields if name in tree})
@@ -133,7 +133,7 @@ def _read_model(given: Arguments, flat: Mapping[str, Any], not_read: list[str]) 
         "model.n_shared_experts": shared // width,
         "model.head_dim": flat["model.head_dim"] or flat["model.hidden_size"] // flat["model.num_attention_heads"],
         "phase.router_bias_rate": flat["phase.router_bias_rate"] if flat["phase.balance"] == "bias" else 0.0,
-        **({} if vocab > _LAST_GLM_TOKEN else {"model.eos_token_id": [], "model.pad_token_id": 0}),
+        **({} if vocab > _LAST_GLM_TOKEN else {"model.eos_token_id": [], "model.pad_token_id": None}),
     }
 
 
@@ -246,6 +246,7 @@ def _engine_options(config: RunConfig, phase: PhaseConfig) -> dict[str, Any]:
         "--load": save,
         "--save-interval": config.checkpoint.every_steps or phase.num_steps,
         "--use-persistent-ckpt-worker": config.checkpoint.background,
+        "--eval-interval": observe.evaluate_every or phase.num_steps,  # 0.16.1 fails without, also with no evaluation
         "--eval-iters": math.ceil(observe.evaluate_tokens / phase.tokens_per_step) if observe.evaluate_every else 0,
     }
 
