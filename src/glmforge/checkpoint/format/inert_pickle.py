@@ -15,6 +15,7 @@ Time and memory are proportional to the length of the input. It takes about thre
 in C: some 50 us against 20 us for each stored part of a tensor, on one core of a busy machine.
 """
 
+import struct
 from collections.abc import Callable, Container
 from typing import Any, NamedTuple
 
@@ -62,8 +63,15 @@ class Persistent(NamedTuple):
     id: Any
 
 
+class AnyName(Container[Name]):
+    """Allows every class and function: for files of other programs, whose settings are of classes of their own."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
 def parse(data: bytes, allowed: Container[Name]) -> Any:
-    """The one object in `data`: None, bool, int, str, tuple, list, `Pairs`, `Name`, `Made` or `Persistent`.
+    """The one object in `data`: None, bool, int, float, str, tuple, list, `Pairs`, `Name`, `Made` or `Persistent`.
 
     `allowed` are the classes and functions that it may name. Raises `InertPickleError`.
     """
@@ -141,9 +149,15 @@ def _push_constant(value: object) -> Callable[[_Machine], None]:
 
 def _push_long(m: _Machine) -> None:
     length = m.number(1)
-    if length > 9:  # sizes and offsets are below 2 ** 64, with a byte for the sign
-        raise InertPickleError("a number of more than 64 bits")
-    m.stack.append(m.number(length, signed=True))
+    if length > 64:
+        raise InertPickleError("a number of more than 512 bits")
+    number = m.number(length, signed=True)
+    # Sizes and offsets are below 2 ** 64, with a byte for the sign; what is larger (a count of FLOPs) is not one.
+    m.stack.append(number if length <= 9 else float(number))
+
+
+def _push_float(m: _Machine) -> None:
+    m.stack.append(struct.unpack(">d", m.take(8))[0])
 
 
 def _push_text(bytes_of_length: int) -> Callable[[_Machine], None]:
@@ -202,9 +216,13 @@ def _append(m: _Machine, items: list[Any]) -> None:
 
 
 def _set_items(m: _Machine, items: list[Any]) -> None:
-    if type(m.stack[-1]) is not Pairs or len(items) % 2:
+    target = m.stack[-1]
+    if type(target) is Made and target.state is None:  # of a class of dicts, with which it was made empty
+        target.state = Pairs()
+    pairs = target.state if type(target) is Made else target
+    if type(pairs) is not Pairs or len(items) % 2:
         raise InertPickleError("items for something that is not a dict")
-    m.stack[-1].extend(zip(items[::2], items[1::2], strict=True))
+    pairs.extend(zip(items[::2], items[1::2], strict=True))
 
 
 def _memoize(m: _Machine) -> None:
@@ -239,6 +257,7 @@ _OPERATIONS: dict[int, Callable[[_Machine], None]] = {
     ord("J"): _push(4, signed=True),
     ord("K"): _push(1),
     ord("M"): _push(2),
+    ord("G"): _push_float,
     0x8A: _push_long,
     ord("X"): _push_text(4),
     0x8C: _push_text(1),

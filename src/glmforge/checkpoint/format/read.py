@@ -9,6 +9,7 @@ its own reading, which unpickles both the metadata and every part, is replaced: 
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +20,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.futures import Future
 
@@ -75,13 +77,15 @@ class StoredTensors(Mapping[str, Tensor]):
 class CachingReader(FileSystemReader):
     """DCP's reader without its unpickling; the metadata of a checkpoint (megabytes for a large model) is read once.
 
-    Adapters in slices (`sharded_adapter`) are read as well, planned by DCP all the same.
+    Adapters in slices (`sharded_adapter`) are read as well, planned by DCP all the same. `only` is that of
+    `read_shard_metadata`, for checkpoints of other programs.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, only: Callable[[str], bool] | None = None) -> None:
         super().__init__(path)
+        self._only = only
         self._metadata: Metadata | None = None
-        self._is_sliced = is_sharded_adapter(path)
+        self._is_sliced = only is None and is_sharded_adapter(path)
 
     @property
     def metadata_file(self) -> str:
@@ -90,7 +94,7 @@ class CachingReader(FileSystemReader):
 
     def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         if self._metadata is None:
-            read = read_slice_metadata if self._is_sliced else read_shard_metadata
+            read = read_slice_metadata if self._is_sliced else partial(read_shard_metadata, only=self._only)
             self._metadata = read(Path(self.path))
         return self._metadata
 
@@ -105,6 +109,16 @@ class CachingReader(FileSystemReader):
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    def read(self, name: str, row: int | None = None) -> Tensor:
+        """A stored tensor, or of its first dim `row` only, without reading the others. Raises `CheckpointError`."""
+        stored = self.read_metadata().state_dict_metadata[name]
+        assert isinstance(stored, TensorStorageMetadata)
+        first, rows = (0, stored.size[0]) if row is None else (row, 1)
+        box = ChunkStorageMetadata(torch.Size((first, *(0 for _ in stored.size[1:]))), (rows, *stored.size[1:]))
+        whole = torch.empty(box.sizes, dtype=stored.properties.dtype)
+        self.read_data(LoadPlan(create_read_items_for_chunk_list(name, stored, [box])), _IntoOne(whole))
+        return whole if row is None else whole[0]
 
     def find_damaged_parts(self) -> Iterator[str]:
         """One line for each stored part whose header is not what the metadata says; no tensor is read."""
@@ -153,6 +167,17 @@ class CachingReader(FileSystemReader):
     def _describe(self, index: MetadataIndex, error: Exception) -> str:
         file = Path(self.path) / self.read_metadata().storage_data[index].relative_path
         return f"{file}: has no readable part of {index.fqn} ({error}); use an older checkpoint"
+
+
+class _IntoOne(DefaultLoadPlanner):
+    """What is read goes into one tensor."""
+
+    def __init__(self, whole: Tensor) -> None:
+        super().__init__()
+        self._whole = whole
+
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
+        return self._whole
 
 
 def _candidates(stored: TensorStorageMetadata, index: MetadataIndex) -> Iterator[ChunkStorageMetadata]:

@@ -11,7 +11,7 @@ no tensor is larger than what the files hold.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from glmforge.checkpoint.format.inert_pickle import MAX_BYTES, InertPickleError, Made, Name, Pairs, parse
+from glmforge.checkpoint.format.inert_pickle import MAX_BYTES, AnyName, InertPickleError, Made, Name, Pairs, parse
 from glmforge.errors import CheckpointError
 from glmforge.files import shown
 
@@ -61,17 +61,21 @@ _MAX_IRREGULAR_PARTS = 2048
 _Box = tuple[tuple[int, ...], tuple[int, ...]]  # offsets and sizes
 
 
-def read_shard_metadata(directory: Path, *, complete: bool = True) -> Metadata:
+def read_shard_metadata(
+    directory: Path, *, complete: bool = True, only: Callable[[str], bool] | None = None
+) -> Metadata:
     """The metadata of the checkpoint `directory`, checked against the sizes of its files.
 
-    `complete=False` is for a directory that lacks the files of other nodes. Raises `CheckpointError`.
+    `complete=False` is for a directory that lacks the files of other nodes. `only` is for checkpoints of other
+    programs: the tensors whose names it accepts are taken, and all else that is stored is passed over unread. Raises
+    `CheckpointError`.
     """
     file = directory / METADATA_FILE
     try:
         if file.stat().st_size > MAX_BYTES:
             raise CheckpointError(f"{file}: larger than the {MAX_BYTES:,} bytes that are read")
-        root = parse(file.read_bytes(), _ALLOWED)
-        metadata = _metadata(root)
+        root = parse(file.read_bytes(), _ALLOWED if only is None else AnyName())
+        metadata = _metadata(root, only)
         if complete:
             _check_places(metadata, directory)
         return metadata
@@ -105,13 +109,16 @@ def numbers_of(value: object) -> tuple[int, ...]:
     return value
 
 
-def _metadata(root: object) -> Metadata:
+def _metadata(root: object, only: Callable[[str], bool] | None) -> Metadata:
     fields = state_of(root, _METADATA)
     tensors, places = fields.get("state_dict_metadata"), fields.get("storage_data")
-    if type(tensors) is not Pairs or type(places) is not Pairs or fields.get("planner_data") is not None:
+    if type(tensors) is not Pairs or type(places) is not Pairs:
+        raise InertPickleError("it lists no tensors")
+    if only is None and fields.get("planner_data") is not None:
         raise InertPickleError("it is not from a glmforge checkpoint")
-    stored = {name: _tensor(name, value) for name, value in tensors.fields().items()}
-    return Metadata(state_dict_metadata=dict(stored), storage_data=dict(_places(places)))
+    taken = {name: value for name, value in tensors.fields().items() if only is None or only(name)}
+    stored = {name: _tensor(name, value) for name, value in taken.items()}
+    return Metadata(state_dict_metadata=dict(stored), storage_data=dict(_places(places, only)))
 
 
 def _tensor(name: str, value: object) -> TensorStorageMetadata:
@@ -175,10 +182,14 @@ def _any_overlap(boxes: list[_Box]) -> bool:
     )
 
 
-def _places(pairs: Pairs) -> Iterable[tuple[MetadataIndex, _StorageInfo]]:
+def _places(pairs: Pairs, only: Callable[[str], bool] | None) -> Iterable[tuple[MetadataIndex, _StorageInfo]]:
     for key, value in pairs:
-        index, place = state_of(key, _INDEX), state_of(value, _PLACE)
-        name, file, hint = index.get("fqn"), place.get("relative_path"), index.get("index")
+        index = state_of(key, _INDEX)
+        name, hint = index.get("fqn"), index.get("index")
+        if only is not None and not (type(name) is str and only(name)):
+            continue
+        place = state_of(value, _PLACE)
+        file = place.get("relative_path")
         offset, length = numbers_of((place.get("offset"), place.get("length")))
         if type(name) is not str or type(file) is not str or not (hint is None or type(hint) is int):
             raise InertPickleError("a part without a name or a file")
