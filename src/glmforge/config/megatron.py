@@ -23,6 +23,11 @@ from glmforge.config.tree import dump, quick_value
 from glmforge.errors import ConfigError
 
 _LAYER_TERM = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d{1,4}))?")
+_NEEDED = (
+    *("--num-experts", "--num-layers", "--hidden-size", "--num-attention-heads", "--moe-ffn-hidden-size"),
+    *("--seq-length", "--tensor-model-parallel-size", "--pipeline-model-parallel-size"),
+    "--make-vocab-size-divisible-by",
+)
 _LAST_GLM_TOKEN = 151_338  # the largest default of model.eos_token_id; Megatron asks the tokenizer for them
 
 
@@ -76,16 +81,11 @@ def from_arguments(words: Sequence[str], source: str, overrides: Sequence[str] =
             value = values.get("" if value is None or value is False else str(value), value)
             if flat.setdefault(key, value) != value:
                 not_read.append(f"{name}: goes with other arguments for {key}, which are given otherwise")
-    for need in (
-        "num-experts",
-        "num-layers",
-        "hidden-size",
-        "num-attention-heads",
-        "moe-ffn-hidden-size",
-        "seq-length",
-    ):
-        if not given.value(f"--{need}"):
-            raise ConfigError(f"{source}: --{need}: missing; glmforge trains GLM Mixture-of-Experts models")
+    for name in _NEEDED:
+        if (given.value(name) or 0) < 1:
+            raise ConfigError(
+                f"{source}: {name}: missing, or less than 1; glmforge trains GLM Mixture-of-Experts models"
+            )
     for read in (_read_model, _read_schedule, _read_data, _read_engine):
         flat |= read(given, flat, not_read)
     not_read += [f"{name}: no counterpart" for name in given.unused()]
@@ -97,7 +97,10 @@ def from_arguments(words: Sequence[str], source: str, overrides: Sequence[str] =
             (tree.setdefault(section, {}) if section else tree)[name] = value
     tree["phases"] = [tree.pop("phase")]
     text = dump({name: tree[name] for name in RunConfig.model_fields if name in tree})
-    return FromMegatron(load_config(text, overrides), text, not_read, speed)
+    try:
+        return FromMegatron(load_config(text, overrides), text, not_read, speed)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: as a run: {'; '.join(f'{error}'.splitlines())}") from None
 
 
 def _use(row: Argument) -> tuple[str, dict[str, Any]]:
@@ -123,7 +126,7 @@ def _read_model(given: Arguments, flat: Mapping[str, Any], not_read: list[str]) 
     multiple = given.value("--make-vocab-size-divisible-by") * flat["parallel.tp"]
     if vocab is None and size is None:
         raise ConfigError("--padded-vocab-size: missing; Megatron takes it from the tokenizer: add this argument")
-    vocab = vocab or math.ceil(size / multiple) * multiple
+    vocab = vocab or -(-size // multiple) * multiple
     shared, width = given.value("--moe-shared-expert-intermediate-size"), flat["model.moe_intermediate_size"]
     if not shared or shared % width:
         raise ConfigError(f"--moe-shared-expert-intermediate-size: {shared} is not a multiple of {width}, as in a GLM")
@@ -140,8 +143,13 @@ def _read_model(given: Arguments, flat: Mapping[str, Any], not_read: list[str]) 
 def _dense_layers(pattern: str) -> int:
     """Leading dense layers of `--moe-layer-freq`, such as ([0]*1+[1]*45); 1: none."""
     text = pattern.replace(" ", "")
-    layers = [int(bit) for one in _LAYER_TERM.finditer(text) for bit in one[1].split(",") * int(one[2] or 1)]
-    if (text != "1" and not layers) or _LAYER_TERM.sub("", text).strip("()+1") or layers != sorted(layers):
+    layers = [int(bit) for one in _LAYER_TERM.finditer(text[:99]) for bit in one[1].split(",") * int(one[2] or 1)]
+    if (
+        len(text) > 99
+        or (text != "1" and not layers)
+        or _LAYER_TERM.sub("", text).strip("()+1")
+        or layers != sorted(layers)
+    ):
         raise ConfigError(f"--moe-layer-freq: {pattern[:80]!r}: GLM has dense layers first: ([0]*3+[1]*89)")
     return layers.count(0)
 
@@ -181,7 +189,7 @@ def _read_schedule(given: Arguments, flat: Mapping[str, Any], not_read: list[str
         "phase.name": "pretrain",
         f"phase.{'steps' if unit == 'iters' else 'tokens'}": total * per,
         "phase.batch_ramp": ramp and {"start": ramp[0], "increment": ramp[1], "tokens": ramp[2] * per},
-        "optim.decay_share": share / decay if share else None,
+        "optim.decay_share": share / decay if share and decay > 0 else None,
         f"optim.warmup_{'steps' if unit == 'iters' else 'tokens'}": per
         * round(fraction * decay if fraction else warmup)
         or None,
@@ -254,9 +262,9 @@ def _engine_options(config: RunConfig, phase: PhaseConfig) -> dict[str, Any]:
 def _read_engine(given: Arguments, flat: Mapping[str, Any], not_read: list[str]) -> dict[str, Any]:
     pp, layout = flat["parallel.pp"], given.value("--pipeline-model-parallel-layout")
     layers = None if layout is None else _layers_of(layout)
-    virtual = given.value("--num-virtual-stages-per-pipeline-rank") or len(layers or [0] * pp) // pp
+    virtual = given.value("--num-virtual-stages-per-pipeline-rank") or (len(layers) // pp if layers else 1)
     if layers is None and pp > 1:
-        layers = [flat["model.num_hidden_layers"] // (pp * virtual)] * (pp * virtual)
+        layers = [flat["model.num_hidden_layers"] // (pp * virtual)] * min(pp * virtual, MAX_LAYERS)
     save = Path(given.value("--save") or "megatron")
     if given.value("--load") not in (None, given.value("--save")):
         not_read.append(f"--load {given['--load']}: convert the checkpoint, then set init_from")

@@ -8,6 +8,7 @@ error.
 import argparse
 import difflib
 import itertools
+import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -26,7 +27,21 @@ _ASSIGNED = re.compile(
 )
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?:\[[@*]\])?(?::?-([^{}]*))?\}|(\w+)|[@*])")
 _PROGRAM = re.compile(r"^(?:.*[\s/])?(\w+)\.py\b[\"']?(.*)$", re.MULTILINE)
-_TYPES = {"int": int, "float": float}
+
+
+def _whole(text: str) -> int:
+    if len(text) > 18:
+        raise ValueError
+    return int(text)
+
+
+def _real(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError
+    return value
+
+
+_TYPES = {"int": _whole, "float": _real}
 
 
 class Argument(NamedTuple):
@@ -76,20 +91,18 @@ def parse_arguments(words: Sequence[str], source: str) -> Arguments:
     """Check names, numbers of values, types and choices. Raises `ConfigError`, which names every unknown argument."""
     parser = _Parser(source, allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS)
     for name, row in known_arguments().items():
-        nargs = {"1": None, "*": "*", "+": "+"}.get(row.num_values) if not row.num_values.isdigit() else None
-        count = int(row.num_values) if row.num_values not in ("0", "1", "*", "+") else nargs
+        nargs = int(row.num_values) if row.num_values.isdigit() else row.num_values
         choices = row.choices.split(",") if row.choices and row.type == "str" else None
-        details: dict[str, Any] = {"nargs": count, "type": _TYPES.get(row.type, str), "choices": choices}
-        parser.add_argument(
-            *row.names.split("|"), dest=name, **({"action": "store_true"} if row.type == "flag" else details)
-        )
+        details = {"nargs": None if nargs == 1 else nargs, "type": _TYPES.get(row.type, str), "choices": choices}
+        of_kind: dict[str, Any] = {"action": "store_true"} if row.type == "flag" else details
+        parser.add_argument(*row.names.split("|"), dest=name, **of_kind)
     found, rest = parser.parse_known_args(list(words))
-    problems = []
-    for word in rest[:20]:
-        nearest = difflib.get_close_matches(word[:80].partition("=")[0], known_arguments(), 1)
-        problems.append(f"{shown(word[:80])}{f' (did you mean {nearest[0]}?)' if nearest else ''}")
-    if problems:
-        raise ConfigError(f"{source}: unknown arguments: {', '.join(problems)}")
+    if rest:
+        nearest = [difflib.get_close_matches(word[:80].partition("=")[0], known_arguments(), 1) for word in rest[:20]]
+        named = [
+            f"{shown(w[:80])}{f' (did you mean {n[0]}?)' if n else ''}" for w, n in zip(rest, nearest, strict=False)
+        ]
+        raise ConfigError(f"{source}: unknown arguments: {', '.join(named)}")
     return Arguments(vars(found))
 
 
