@@ -1,10 +1,12 @@
 """The bytes of a checkpoint by what they are for: what its configuration says they should be, and what is there.
 
 Expected follows from the table of parameters and the optimizers' declared states; actual from the shapes and types that
-are stored. What containers, indexes and lists take beside the tensors is a row of its own.
+are stored. What containers, indexes and lists take beside the tensors is a row of its own. Of a checkpoint of
+megatron-core the kinds follow from its names; nothing is expected of it.
 """
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import NamedTuple
 from glmforge.checkpoint.format.manifest import read_manifest
 from glmforge.checkpoint.format.meta import CheckpointMeta, read_meta, stored_config
 from glmforge.checkpoint.format.read import CachingReader, stored_tensors
+from glmforge.checkpoint.format.shard_metadata import read_shard_metadata
 from glmforge.checkpoint.format.sharded_adapter import is_lite, is_sharded_adapter
 from glmforge.checkpoint.save import RNG_PREFIX
 from glmforge.checkpoint.source_files import is_source_file
@@ -54,6 +57,27 @@ def sizes_by_kind(path: Path) -> list[KindSize]:
     ]
     rows += [KindSize("state of the data source", None, of_source)] if of_source else []
     return [*rows, KindSize("containers, indexes, meta.json", None, beside)]
+
+
+def megatron_sizes(path: Path) -> list[KindSize]:
+    """Of a megatron-core checkpoint (`iter_0000100`, torch_dist): weights, and what its optimizer keeps of each.
+
+    Gradients and activations are never in it. Raises `CheckpointError` if its metadata cannot be read.
+    """
+    actual, num_parameters = defaultdict[str, int](int), 0
+    stored = stored_tensors(read_shard_metadata(path, only=lambda name: not re.search(r"/shard_[\d._]+$", name)))
+    for name, tensor in stored.items():
+        # optimizer.distributed...bucket_idx_0.exp_avg (as it lies in memory), or optimizer.state.exp_avg.decoder...
+        state = re.match(r"optimizer\.(?:.*\.)?(exp_avg_sq|exp_avg|fp32_param|param)(?:\.|$)", name)
+        dtype, size = f"{tensor.properties.dtype}".removeprefix("torch."), math.prod(tensor.size)
+        num_parameters += 0 if name.startswith("optimizer.") else size
+        other = "optimizer, other" if name.startswith("optimizer.") else f"weights, {dtype}"
+        master = "optimizer master weights" if state and "param" in state[1] else f"optimizer {state and state[1]}"
+        actual[f"{master}, {dtype}" if state else other] += size * tensor.properties.dtype.itemsize
+    beside = sum(file.stat().st_size for file in path.iterdir() if file.is_file()) - sum(actual.values())
+    each = {kind: f"{kind}: {size / max(1, num_parameters):.1f} B per parameter" for kind, size in actual.items()}
+    rows = [KindSize(each[kind], None, size) for kind, size in sorted(actual.items(), key=lambda row: -row[1])]
+    return [*rows, KindSize("containers, indexes, common.pt, RNG", None, beside)]
 
 
 def _kind_of(name: str, dtype: str, meta: CheckpointMeta) -> str:

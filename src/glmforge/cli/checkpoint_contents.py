@@ -156,13 +156,14 @@ def show_checkpoint(path: Path) -> bool:
 
 
 def show_sizes(path: Path) -> bool:
-    """Bytes by kind of a checkpoint, or of a run's newest; whether all are as expected."""
+    """Bytes by kind of a checkpoint, of a run's newest, or of Megatron's (iter_0000100); whether all are as expected."""
     from glmforge.checkpoint.find import find_checkpoint
-    from glmforge.checkpoint.sizes import sizes_by_kind
+    from glmforge.checkpoint.sizes import megatron_sizes, sizes_by_kind
     from glmforge.observe.units import format_bytes
 
-    checkpoint = path if is_checkpoint(path) else find_checkpoint(path)
-    kinds = sizes_by_kind(checkpoint)
+    is_megatron = (path / "common.pt").is_file()
+    checkpoint = path if is_megatron or is_checkpoint(path) else find_checkpoint(path)
+    kinds = megatron_sizes(checkpoint) if is_megatron else sizes_by_kind(checkpoint)
     rows = table("kind", "expected", "actual", "share", "", in_words=("kind",))
     total = sum(kind.actual for kind in kinds)
     for kind in kinds:
