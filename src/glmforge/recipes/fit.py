@@ -29,8 +29,8 @@ def check_fit(
 ) -> None:
     """Compare the plan with the memory of this rank's device, or of its machine if it trains on a CPU.
 
-    Raises `ConfigError` if the first phase cannot fit, unless it is to be tried by `force`; the plan counts as FSDP lays
-    models out, so a run with DeepSpeed, which may offload to disks, is only warned.
+    Raises `ConfigError` if the first phase cannot fit, unless it is to be tried by `force`; the plan counts FSDP, so a
+    run with DeepSpeed, which may offload to disks, is only warned.
     """
     capacity = capacity_at_hand(launch, device)
     for index, phase in enumerate(config.phases):
