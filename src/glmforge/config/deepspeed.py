@@ -65,6 +65,7 @@ def resolve(given: DeepSpeedConfig, config: Any, world_size: int) -> Resolved:
     size, micro = config.phases[0].batch_size, config.parallel.micro_batch_size  # of later phases it may be another
     computed = (size, size // world_size // micro if micro else 1, f"{optim.min_lr / optim.lr:g}", config.num_steps)
     values = {key: _at(config, ours) for key, ours in OURS.items()} | dict(zip(COMPUTED, computed, strict=True))
+    values["train_micro_batch_size_per_gpu"] = micro or size // world_size
     known = {theirs: ours for theirs, ours in (OURS | COMPUTED).items() if _at(given, theirs) is not None}
     notes = [f"{theirs}: {values[theirs]} by {ours}" for theirs, ours in known.items()]
     notes += [f"{key}: no effect; see {ours}" for key, ours in INSTEAD.items() if _at(given, key) is not None]

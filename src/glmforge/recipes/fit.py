@@ -29,14 +29,15 @@ def check_fit(
 ) -> None:
     """Compare the plan with the memory of this rank's device, or of its machine if it trains on a CPU.
 
-    Raises `ConfigError` if the first phase cannot fit, unless it is to be tried by `force`.
+    Raises `ConfigError` if the first phase cannot fit, unless it is to be tried by `force`; the plan counts FSDP, so a
+    run with DeepSpeed, which may offload to disks, is only warned.
     """
     capacity = capacity_at_hand(launch, device)
     for index, phase in enumerate(config.phases):
         missing = fits(select_phase(config, phase.name), layout, capacity).missing
         if missing is None:
             continue
-        if index == 0 and not force:
+        if index == 0 and not force and config.backend == "native":
             raise ConfigError(f"{missing}; pass --force to start anyway")
         if launch.is_main:
             logger.warning("%s", missing)

@@ -93,6 +93,8 @@ def test_every_key_that_is_not_handed_on_is_noted(load: Callable[..., RunConfig]
     for key in EXAMPLE.keys() - kept:
         assert any(line.startswith(key) for line in resolved.notes), key
     assert "gradient_accumulation_steps: 2 by phases.*.batch_size / ranks / parallel.micro_batch_size" in resolved.notes
+    whole = resolve(config.deepspeed.settings, load(), 2)
+    assert "train_micro_batch_size_per_gpu: 8 by parallel.micro_batch_size" in whole.notes
     assert f"zero_optimization.stage3_prefetch_bucket_size: auto is {int(0.9 * 64 * 64)}" in resolved.notes
 
 

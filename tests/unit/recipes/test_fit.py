@@ -79,6 +79,14 @@ def test_a_later_phase_is_warned_of(limit_memory: Limit, caplog: pytest.LogCaptu
     assert line.startswith("phase 'long' does not fit")
 
 
+def test_a_run_with_deepspeed_is_warned(limit_memory: Limit, caplog: pytest.LogCaptureFixture) -> None:
+    """Its optimizer may lie on a disk, which the plan does not know."""
+    limit_memory(1 << 20)
+    with caplog.at_level(logging.WARNING):
+        check(run_config(phases=[LONG]).model_copy(update={"backend": "deepspeed"}))
+    assert "phase 'long' does not fit" in caplog.text
+
+
 def test_the_whole_model_does_not_fit_eight_gpus() -> None:
     """8 x 80 GB for 355B: the weights alone are 1.4 TB in fp32."""
     path = Path(__file__).parents[3] / "configs/pretrain_glm45_355b.yaml"
