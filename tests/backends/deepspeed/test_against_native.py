@@ -9,6 +9,7 @@ import torch
 
 from glmforge.backend.global_batch import GlobalBatch
 from glmforge.config.layout import resolve_layout
+from glmforge.objectives.next_token import NextTokenObjective
 from glmforge.parallel.world import join_world
 from helpers.distributed import run_ranks
 from helpers.zero_courses import (
@@ -20,6 +21,7 @@ from helpers.zero_courses import (
     on_nvme,
     swap_files,
     train,
+    uneven_batch,
     whole,
     zero,
 )
@@ -107,12 +109,17 @@ def test_planted_means_of_ranks_are_caught() -> None:
 
 
 def states_on_rank(config: Any, settings: list[dict[str, Any] | None]) -> list[dict[str, torch.Tensor]]:
-    """What checkpoints hold after three steps with each of `settings`, whole."""
+    """What checkpoints hold after three steps with each of `settings`, whole, and gradient norms of layers then."""
     with join_world(resolve_layout(config, 2), timeout_s=120) as world:
-        backends = [build(config, world, each) for each in settings]
-        for backend in backends:
+        states = []
+        for each in settings:
+            backend = build(config, world, each)
             train(config, backend, range(3))
-        return [{name: whole(tensor) for name, tensor in backend.state_tensors().items()} for backend in backends]
+            state = {name: whole(tensor) for name, tensor in backend.state_tensors().items()}
+            rows = uneven_batch(config, 3).rows(4 * world.rank, 4 * world.rank + 4)
+            backend.accumulate(NextTokenObjective(config.phases[0], 1), [rows])
+            states.append(state | {"grad_norms": backend.grad_norms()})
+        return states
 
 
 FROZEN = [{"match": f"model.layers.{number}.mlp.*", "lr_scale": 0.0} for number in (1, 4)]

@@ -36,16 +36,18 @@ def run(config: dict[str, Any], hooks: tuple[type[Hook], ...]) -> None:
     train(RunConfig.model_validate(config), [hook() for hook in hooks])
 
 
-def config_of(data: TinyData, directory: Path, stage: int | None, **sections: Any) -> RunConfig:
-    """`stage` of ZeRO; None is the native backend."""
-    zero = {"stage": stage, "stage3_param_persistence_threshold": 200}
-    engine = {"zero_optimization": zero, "optimizer": {"type": "AdamW", "params": {"torch_adam": True}}}
+def config_of(data: TinyData, directory: Path, zero: int | None, /, **sections: Any) -> RunConfig:
+    """`zero` is the stage of ZeRO; None is the native backend."""
+    engine = {
+        "zero_optimization": {"stage": zero, "stage3_param_persistence_threshold": 200},
+        "optimizer": {"type": "AdamW", "params": {"torch_adam": True}},
+    }
     given: dict[str, Any] = {
         "phases": [{"name": "main", "steps": NUM_STEPS, "seq_len": 32, "batch_size": 8}],
         "optim": {"lr": 1e-3, "min_lr": 1e-4, "warmup_steps": 2, "matrix_optimizer": "adamw", "eps": 1e-3},
         "checkpoint": {"every_steps": SAVED_AFTER},
-        "observe": {"progress": False, "tensorboard": False, "evaluate_every": 4},
-        **({"backend": "deepspeed", "deepspeed": {"settings": engine}} if stage else {}),
+        "observe": {"progress": False, "tensorboard": False, "evaluate_every": 4, "samples": None},
+        **({"backend": "deepspeed", "deepspeed": {"settings": engine}} if zero else {}),
     }
     return data.run_config(directory, **(given | sections))
 
@@ -56,7 +58,7 @@ def losses_of(config: RunConfig) -> list[float]:
     name = "pair_loss" if config.stage in ("dpo", "reward") else "loss"
     found = [record[name] for _, record in sorted(steps.items())]
     evaluated = read_jsonl(config.output_dir / "evaluation.jsonl")
-    held_out = [record[key] for record in evaluated for key in ("held_out_loss", "held_out_pair_loss") if key in record]
+    held_out = [record[key] for record in evaluated for key in ("nll", "held_out_pair_loss") if key in record]
     assert len(found) == NUM_STEPS
     assert held_out
     return found + held_out[-1:]
