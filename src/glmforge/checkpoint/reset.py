@@ -18,7 +18,7 @@ from glmforge.checkpoint.fit import TensorSpec, check_fit, extra_models
 from glmforge.checkpoint.format.manifest import read_manifest, record_file, write_manifest
 from glmforge.checkpoint.format.meta import META_FILE, CheckpointMeta, read_meta, stored_config, write_meta
 from glmforge.checkpoint.format.read import CachingReader, StoredTensors, stored_tensors
-from glmforge.checkpoint.format.sharded_adapter import is_sharded_adapter
+from glmforge.checkpoint.format.sharded_adapter import PARAMETER_PREFIX, is_sharded_adapter
 from glmforge.checkpoint.format.shards import write_shards
 from glmforge.checkpoint.format.store import (
     checkpoint_path,
@@ -29,7 +29,6 @@ from glmforge.checkpoint.format.store import (
 )
 from glmforge.checkpoint.format.wording import list_some
 from glmforge.checkpoint.format.writers import Advance, LazyPlanner
-from glmforge.checkpoint.pretrained import MODEL_PREFIX
 from glmforge.checkpoint.save import RNG_PREFIX
 from glmforge.checkpoint.source_files import is_source_file, write_files
 from glmforge.config.parameter_groups import held_in_bf16, optimizer_states
@@ -94,9 +93,9 @@ def reset_optimizer(
             "new run from it with init_from"
         )
     check_fit(
-        source, {n: t for n, t in in_store.items() if n.startswith(MODEL_PREFIX)}, weight_specs(config), meta, None
+        source, {n: t for n, t in in_store.items() if n.startswith(PARAMETER_PREFIX)}, weight_specs(config), meta, None
     )
-    prefixes = (MODEL_PREFIX, RNG_PREFIX) if position == "keep" else MODEL_PREFIX
+    prefixes = (PARAMETER_PREFIX, RNG_PREFIX) if position == "keep" else PARAMETER_PREFIX
     kept = {n: TensorSpec(tuple(t.size), t.properties.dtype) for n, t in in_store.items() if n.startswith(prefixes)}
     planner = LazyPlanner(kept | state_specs(config), lambda name: stored[name] if name in kept else None, advance)
     with Lease(root.parent, "glmforge checkpoint reset-optimizer"):
@@ -121,7 +120,7 @@ def weight_specs(config: RunConfig) -> dict[str, TensorSpec]:
     table = parameter_table(config.model)
     halved = held_in_bf16(table, config.optim, config.precision)
     dtypes = {name: torch.bfloat16 if name in halved else torch.float32 for name in table}
-    return {f"{MODEL_PREFIX}{name}": TensorSpec(row.shape, dtypes[name]) for name, row in table.items()}
+    return {f"{PARAMETER_PREFIX}{name}": TensorSpec(row.shape, dtypes[name]) for name, row in table.items()}
 
 
 def state_specs(config: RunConfig) -> dict[str, TensorSpec]:

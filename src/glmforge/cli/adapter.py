@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from glmforge.cli.checkpoint import consolidate, progress_bar
-from glmforge.cli.interruptible import interruptible
+from glmforge.cli.checkpoint import consolidate
+from glmforge.cli.interruptible import interruptible, progress_bar
 from glmforge.cli.tables import print_facts, print_table, table
 
 if TYPE_CHECKING:

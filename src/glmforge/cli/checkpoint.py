@@ -4,7 +4,6 @@ torch is imported inside the commands, so that `--help` answers at once.
 """
 
 import json
-from contextlib import AbstractContextManager
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
@@ -25,12 +24,10 @@ from glmforge.cli.checkpoint_contents import (
 )
 from glmforge.cli.checkpoint_deepspeed import from_deepspeed, to_deepspeed
 from glmforge.cli.checkpoint_megatron import from_megatron, to_megatron
-from glmforge.cli.interruptible import interruptible
+from glmforge.cli.interruptible import interruptible, progress_bar
 from glmforge.cli.tables import print_table, table
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from glmforge.checkpoint.diff import CheckpointDifference
 
 app = typer.Typer(help="Show, verify, collect, copy, compare and change checkpoints.", no_args_is_help=True)
@@ -264,13 +261,3 @@ def _name_and_local_dir(run_dir: Path, local_dir: Path | None) -> tuple[str, Pat
     if local_dir is None:
         raise CheckpointError(f"{run_dir}: its config.yaml sets no checkpoint.local_dir; pass --local-dir")
     return config.name if config else run_dir.absolute().name, local_dir
-
-
-def progress_bar(*, shown: bool = True, binary: bool = False) -> "AbstractContextManager[Progress]":
-    """Bars on stderr: what a command prints may be read by another one."""
-    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    amount = DownloadColumn(binary_units=True) if binary else MofNCompleteColumn()
-    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
-    console = Console(stderr=True)
-    return Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal))

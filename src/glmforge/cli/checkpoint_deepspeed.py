@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from glmforge.cli.export import Dtype
+from glmforge.cli.interruptible import progress_bar
 
 
 def from_deepspeed(
@@ -66,8 +67,6 @@ def to_deepspeed(
 
 @contextmanager
 def _advance(what: str) -> Iterator[Callable[[int, int], None]]:
-    from glmforge.cli.checkpoint import progress_bar
-
     with progress_bar() as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -1,11 +1,16 @@
-"""Long commands that may be interrupted and run again."""
+"""Long commands: that may be interrupted and run again, and that show how far they are."""
 
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
 
 import typer
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _TERMINATED = 128 + signal.SIGTERM
 
@@ -28,3 +33,13 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def progress_bar(*, shown: bool = True, binary: bool = False) -> "AbstractContextManager[Progress]":
+    """Bars on stderr: what a command prints may be read by another one."""
+    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    amount = DownloadColumn(binary_units=True) if binary else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
+    console = Console(stderr=True)
+    return Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal))

@@ -30,6 +30,7 @@ from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import parameter_table
 from glmforge.config.schema import RunConfig
 from glmforge.data.stream.curriculum import Curriculum
+from glmforge.data.stream.epochs import with_counted_epochs
 from glmforge.data.tokens.shards import TokenShard
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import CheckpointError
@@ -175,6 +176,7 @@ def _meta(found: DeepSpeedCheckpoint, config: RunConfig) -> CheckpointMeta:
             "weights (--hf, then init_from)"
         )
     shards = {source.name: TokenShard(source.path) for source in config.data.sources}
+    config = with_counted_epochs(config, shards)
     curriculum, samples, left = Curriculum(config, shards), dict[str, int](), found.samples
     for index, phase in enumerate(config.phases):
         if left or not index:

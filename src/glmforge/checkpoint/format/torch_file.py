@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
-from glmforge.checkpoint.format.inert_pickle import InertPickleError, Made, Name, Pairs, parse
+from glmforge.checkpoint.format.inert_pickle import AnyName, InertPickleError, Made, Name, Pairs, parse
 from glmforge.checkpoint.format.stored_part import Archive, StoredPart, extent
 from glmforge.errors import CheckpointError
 from glmforge.files import open_regular, shown
@@ -22,11 +22,6 @@ from glmforge.runtime.os_errors import describe_os_error
 
 _MAX_PICKLE_BYTES = 64 << 20
 _WRAPPERS = {Name("torch._tensor", "_rebuild_from_type_v2"), Name("torch._utils", "_rebuild_parameter")}
-
-
-class _AnyName:
-    def __contains__(self, name: Name) -> bool:
-        return True
 
 
 @contextmanager
@@ -62,7 +57,7 @@ class TorchFile:
 
     def __init__(self, path: Path, file: BufferedReader) -> None:
         self._path, self._archive = path, Archive(file, 0, file.seek(0, 2))
-        self.root = parse(self._archive.pickle(_MAX_PICKLE_BYTES), _AnyName())
+        self.root = parse(self._archive.pickle(_MAX_PICKLE_BYTES), AnyName())
 
     def tensor(self, value: Any) -> StoredTensor:
         """The tensor or parameter that is an item of a container, without its attributes."""

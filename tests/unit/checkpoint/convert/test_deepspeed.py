@@ -12,13 +12,16 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import Result
 from torch import Tensor
+from typer.testing import CliRunner
 
 from glmforge.checkpoint import StoredTensors, read_meta, save_checkpoint, verify_checkpoint
 from glmforge.checkpoint.convert.deepspeed import deepspeed_to_hf, export_deepspeed, import_deepspeed
 from glmforge.checkpoint.format.torch_file import TorchFile, field, reading
 from glmforge.checkpoint.reset import state_specs, weight_specs
-from glmforge.config import RunConfig
+from glmforge.cli.checkpoint import app
+from glmforge.config import RunConfig, dump_config
 from glmforge.data.stream.curriculum import Curriculum
 from glmforge.data.tokens.shards import TokenShard
 from glmforge.data.tokens.tokenizer import Tokenizer
@@ -253,3 +256,19 @@ def test_objects_and_ordered_dicts_are_opened_one_level_at_a_time(tmp_path: Path
     assert tensor.read(1, 2).tolist() == [3, 4]
     with pytest.raises(CheckpointError, match="fewer elements"):
         tensor.read(2, 2)
+
+
+def test_the_commands(universal: Path, tiny_data: TinyData, tmp_path: Path) -> None:
+    def run(*arguments: object) -> Result:
+        return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+
+    (tmp_path / "run.yaml").write_text(dump_config(run_of(tiny_data, tmp_path / "run")))
+    given = run("from-deepspeed", universal, tmp_path / "run", "--config", tmp_path / "run.yaml")
+    assert given.output.strip().endswith("run/checkpoints/step-00000003"), given.output
+    back = run("to-deepspeed", tmp_path / "run", tmp_path / "out")
+    assert back.output.strip().endswith("out/global_step3_universal"), back.output
+    assert (tmp_path / "out/latest_universal").read_text().strip() == "global_step3_universal"
+    for wrong in ([], ["--config", tmp_path / "run.yaml", "--hf", tmp_path]):
+        refused = run("from-deepspeed", universal, tmp_path / "other", *wrong)
+        assert refused.exit_code == 2
+        assert "either --config or --hf" in refused.output
