@@ -6,11 +6,13 @@ one file, of a gibibyte or the largest tensor.
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from glmforge.checkpoint.compatible import check_compatible
 from glmforge.checkpoint.find import find_checkpoint
@@ -18,7 +20,7 @@ from glmforge.checkpoint.fit import TensorSpec, check_fit, extra_models
 from glmforge.checkpoint.format.manifest import read_manifest, record_file, write_manifest
 from glmforge.checkpoint.format.meta import META_FILE, CheckpointMeta, read_meta, stored_config, write_meta
 from glmforge.checkpoint.format.read import CachingReader, StoredTensors, stored_tensors
-from glmforge.checkpoint.format.sharded_adapter import is_sharded_adapter
+from glmforge.checkpoint.format.sharded_adapter import PARAMETER_PREFIX, is_sharded_adapter
 from glmforge.checkpoint.format.shards import write_shards
 from glmforge.checkpoint.format.store import (
     checkpoint_path,
@@ -28,8 +30,7 @@ from glmforge.checkpoint.format.store import (
     step_of,
 )
 from glmforge.checkpoint.format.wording import list_some
-from glmforge.checkpoint.format.writers import Advance, LazyPlanner
-from glmforge.checkpoint.pretrained import MODEL_PREFIX
+from glmforge.checkpoint.format.writers import BalancedSavePlanner
 from glmforge.checkpoint.save import RNG_PREFIX
 from glmforge.checkpoint.source_files import is_source_file, write_files
 from glmforge.config.parameter_groups import held_in_bf16, optimizer_states
@@ -40,6 +41,7 @@ from glmforge.optim.optimizer import STATE_DTYPES
 from glmforge.runtime.lease import Lease
 from glmforge.runtime.os_errors import describe_os_error
 
+Advance = Callable[[int, int], None]
 """Called with the number of tensors that have been made and of all."""
 
 _OPTIM_PREFIX = "optim."
@@ -84,7 +86,7 @@ def reset_optimizer(
         notes = check_compatible(meta.config, config.model_dump(mode="json"), samples, fresh_optimizer=True)
     except CheckpointError as error:
         raise CheckpointError(f"{source} does not fit that configuration: {error}") from None
-    root = _free_root(out, step)
+    root = free_root(out, step)
     stored = StoredTensors(source)
     in_store = stored_tensors(CachingReader(source).read_metadata())
     if extra := extra_models(in_store):
@@ -93,18 +95,36 @@ def reset_optimizer(
             f"start a "
             "new run from it with init_from"
         )
-    check_fit(source, {n: t for n, t in in_store.items() if n.startswith(MODEL_PREFIX)}, _weights(config), meta, None)
-    prefixes = (MODEL_PREFIX, RNG_PREFIX) if position == "keep" else MODEL_PREFIX
+    check_fit(
+        source, {n: t for n, t in in_store.items() if n.startswith(PARAMETER_PREFIX)}, weight_specs(config), meta, None
+    )
+    prefixes = (PARAMETER_PREFIX, RNG_PREFIX) if position == "keep" else PARAMETER_PREFIX
     kept = {n: TensorSpec(tuple(t.size), t.properties.dtype) for n, t in in_store.items() if n.startswith(prefixes)}
-    planner = LazyPlanner(kept | _states(config), lambda name: stored[name] if name in kept else None, advance)
+    planner = LazyPlanner(kept | state_specs(config), lambda name: stored[name] if name in kept else None, advance)
     with Lease(root.parent, "glmforge checkpoint reset-optimizer"):
-        final = checkpoint_path(_free_root(out, step), step)  # another process may just have finished there
+        final = checkpoint_path(free_root(out, step), step)  # another process may just have finished there
         files = _files_of_source(source) if position == "keep" else {}
-        _write(final, planner, _new_meta(meta, config, position), files)
+        write_checkpoint(final, planner, _new_meta(meta, config, position), files)
     return Reset(final, notes)
 
 
-def _free_root(out: Path, step: int) -> Path:
+class LazyPlanner(BalancedSavePlanner):
+    """Plans by the `specs` and makes each tensor when it is written; what `read` does not know is zeros."""
+
+    def __init__(self, specs: Mapping[str, TensorSpec], read: Callable[[str], Tensor | None], advance: Advance) -> None:
+        super().__init__()
+        self.specs, self.read, self.advance = specs, read, advance
+        self.num_made = 0
+
+    def lookup_object(self, index: MetadataIndex) -> Tensor:
+        spec = self.specs[index.fqn]
+        tensor = self.read(index.fqn)
+        self.num_made += 1
+        self.advance(self.num_made, len(self.specs))
+        return torch.zeros(spec.shape, dtype=spec.dtype) if tensor is None else tensor
+
+
+def free_root(out: Path, step: int) -> Path:
     """The directory for the checkpoint; a run must not find one there that it would take instead."""
     root = out if out.name == "checkpoints" else out / "checkpoints"
     if found := [path for path in list_checkpoints(root) if step_of(path) >= step]:
@@ -115,14 +135,14 @@ def _free_root(out: Path, step: int) -> Path:
     return root
 
 
-def _weights(config: RunConfig) -> dict[str, TensorSpec]:
+def weight_specs(config: RunConfig) -> dict[str, TensorSpec]:
     table = parameter_table(config.model)
     halved = held_in_bf16(table, config.optim, config.precision)
     dtypes = {name: torch.bfloat16 if name in halved else torch.float32 for name in table}
-    return {f"{MODEL_PREFIX}{name}": TensorSpec(row.shape, dtypes[name]) for name, row in table.items()}
+    return {f"{PARAMETER_PREFIX}{name}": TensorSpec(row.shape, dtypes[name]) for name, row in table.items()}
 
 
-def _states(config: RunConfig) -> dict[str, TensorSpec]:
+def state_specs(config: RunConfig) -> dict[str, TensorSpec]:
     states = optimizer_states(parameter_table(config.model), config.optim)
     return {f"{_OPTIM_PREFIX}{name}": TensorSpec(shape, STATE_DTYPES[dtype]) for name, (shape, dtype) in states.items()}
 
@@ -142,11 +162,12 @@ def _files_of_source(checkpoint: Path) -> dict[str, bytes]:
     return {name: (checkpoint / name).read_bytes() for name in read_manifest(checkpoint).files if is_source_file(name)}
 
 
-def _write(final: Path, planner: LazyPlanner, meta: CheckpointMeta, files: Mapping[str, bytes]) -> None:
+def write_checkpoint(final: Path, planner: LazyPlanner, meta: CheckpointMeta, files: Mapping[str, bytes]) -> None:
     partial = None
     try:
         partial = make_partial(final)
-        records = write_shards(partial, planner.meta_tensors(), planner, file_bytes=_FILE_BYTES)
+        plan = {name: torch.empty(spec.shape, dtype=spec.dtype, device="meta") for name, spec in planner.specs.items()}
+        records = write_shards(partial, plan, planner, file_bytes=_FILE_BYTES)
         records |= write_files(partial, files)
         write_meta(partial, meta)
         write_manifest(partial, {**records, META_FILE: record_file(partial / META_FILE)})

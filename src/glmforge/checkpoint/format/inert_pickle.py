@@ -48,13 +48,15 @@ class Pairs(list[tuple[Any, Any]]):
 
 
 class Made:
-    """What was to be made: `maker` called with `args`, then given `state` (None if it has none)."""
+    """What was to be made: `maker` called with `args`, then given `state` (None if it has none) and, as a dict of
+    another class is, `pairs`."""
 
-    __slots__ = ("args", "maker", "state")
+    __slots__ = ("args", "maker", "pairs", "state")
 
     def __init__(self, maker: Name, args: tuple[Any, ...]) -> None:
         self.maker, self.args = maker, args
         self.state: Any = None
+        self.pairs = Pairs()
 
 
 class Persistent(NamedTuple):
@@ -156,10 +158,6 @@ def _push_long(m: _Machine) -> None:
     m.stack.append(number if length <= 9 else float(number))
 
 
-def _push_float(m: _Machine) -> None:
-    m.stack.append(struct.unpack(">d", m.take(8))[0])
-
-
 def _push_text(bytes_of_length: int) -> Callable[[_Machine], None]:
     def operation(m: _Machine) -> None:
         m.stack.append(m.take(m.number(bytes_of_length)).decode())
@@ -216,13 +214,10 @@ def _append(m: _Machine, items: list[Any]) -> None:
 
 
 def _set_items(m: _Machine, items: list[Any]) -> None:
-    target = m.stack[-1]
-    if type(target) is Made and target.state is None:  # of a class of dicts, with which it was made empty
-        target.state = Pairs()
-    pairs = target.state if type(target) is Made else target
-    if type(pairs) is not Pairs or len(items) % 2:
+    target = m.stack[-1].pairs if type(m.stack[-1]) is Made else m.stack[-1]
+    if type(target) is not Pairs or len(items) % 2:
         raise InertPickleError("items for something that is not a dict")
-    pairs.extend(zip(items[::2], items[1::2], strict=True))
+    target.extend(zip(items[::2], items[1::2], strict=True))
 
 
 def _memoize(m: _Machine) -> None:
@@ -254,10 +249,10 @@ _OPERATIONS: dict[int, Callable[[_Machine], None]] = {
     ord("N"): _push_constant(None),
     0x88: _push_constant(True),
     0x89: _push_constant(False),
+    ord("G"): lambda m: m.stack.append(struct.unpack(">d", m.take(8))[0]),
     ord("J"): _push(4, signed=True),
     ord("K"): _push(1),
     ord("M"): _push(2),
-    ord("G"): _push_float,
     0x8A: _push_long,
     ord("X"): _push_text(4),
     0x8C: _push_text(1),
