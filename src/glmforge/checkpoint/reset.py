@@ -6,11 +6,13 @@ one file, of a gibibyte or the largest tensor.
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from glmforge.checkpoint.compatible import check_compatible
 from glmforge.checkpoint.find import find_checkpoint
@@ -28,7 +30,7 @@ from glmforge.checkpoint.format.store import (
     step_of,
 )
 from glmforge.checkpoint.format.wording import list_some
-from glmforge.checkpoint.format.writers import Advance, LazyPlanner
+from glmforge.checkpoint.format.writers import BalancedSavePlanner
 from glmforge.checkpoint.save import RNG_PREFIX
 from glmforge.checkpoint.source_files import is_source_file, write_files
 from glmforge.config.parameter_groups import held_in_bf16, optimizer_states
@@ -39,6 +41,7 @@ from glmforge.optim.optimizer import STATE_DTYPES
 from glmforge.runtime.lease import Lease
 from glmforge.runtime.os_errors import describe_os_error
 
+Advance = Callable[[int, int], None]
 """Called with the number of tensors that have been made and of all."""
 
 _OPTIM_PREFIX = "optim."
@@ -105,6 +108,22 @@ def reset_optimizer(
     return Reset(final, notes)
 
 
+class LazyPlanner(BalancedSavePlanner):
+    """Plans by the `specs` and makes each tensor when it is written; what `read` does not know is zeros."""
+
+    def __init__(self, specs: Mapping[str, TensorSpec], read: Callable[[str], Tensor | None], advance: Advance) -> None:
+        super().__init__()
+        self.specs, self.read, self.advance = specs, read, advance
+        self.num_made = 0
+
+    def lookup_object(self, index: MetadataIndex) -> Tensor:
+        spec = self.specs[index.fqn]
+        tensor = self.read(index.fqn)
+        self.num_made += 1
+        self.advance(self.num_made, len(self.specs))
+        return torch.zeros(spec.shape, dtype=spec.dtype) if tensor is None else tensor
+
+
 def free_root(out: Path, step: int) -> Path:
     """The directory for the checkpoint; a run must not find one there that it would take instead."""
     root = out if out.name == "checkpoints" else out / "checkpoints"
@@ -147,7 +166,8 @@ def write_checkpoint(final: Path, planner: LazyPlanner, meta: CheckpointMeta, fi
     partial = None
     try:
         partial = make_partial(final)
-        records = write_shards(partial, planner.meta_tensors(), planner, file_bytes=_FILE_BYTES)
+        plan = {name: torch.empty(spec.shape, dtype=spec.dtype, device="meta") for name, spec in planner.specs.items()}
+        records = write_shards(partial, plan, planner, file_bytes=_FILE_BYTES)
         records |= write_files(partial, files)
         write_meta(partial, meta)
         write_manifest(partial, {**records, META_FILE: record_file(partial / META_FILE)})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from glmforge.checkpoint.format.inert_pickle import AnyName, InertPickleError, Made, Name, Pairs, parse
+from glmforge.checkpoint.format.inert_pickle import InertPickleError, Made, Name, Pairs, parse
 
 ALL_NAMES = type("All", (), {"__contains__": lambda self, name: True})()
 
@@ -58,11 +58,6 @@ def test_numbers_beyond_64_bits_are_floats_which_no_size_is() -> None:
     assert number == pytest.approx(1e25)
     with pytest.raises(InertPickleError, match="512 bits"):
         parse(pickle.dumps(10**200), ())
-
-
-def test_items_of_a_class_of_dicts_are_its_pairs() -> None:
-    mapping = parse(pickle.dumps(OrderedDict(a=1, b=2), 2), AnyName())
-    assert (str(mapping.maker), mapping.pairs) == ("collections.OrderedDict", [("a", 1), ("b", 2)])
 
 
 @pytest.mark.parametrize("protocol", [2, 4])

@@ -19,12 +19,13 @@ from torch import Tensor
 from glmforge.checkpoint.convert.hf_directory import check_names
 from glmforge.checkpoint.convert.megatron_arguments import arguments_of, check_arguments
 from glmforge.checkpoint.convert.megatron_names import WEIGHTS, Link, fuse, fused_shape, links, split
+from glmforge.checkpoint.fit import TensorSpec
 from glmforge.checkpoint.format.inert_pickle import AnyName, InertPickleError, Made, Pairs, parse
 from glmforge.checkpoint.format.read import CachingReader, stored_tensors
 from glmforge.checkpoint.format.shards import write_shards
 from glmforge.checkpoint.format.store import new_directory
 from glmforge.checkpoint.format.wording import list_some
-from glmforge.checkpoint.format.writers import LazyPlanner
+from glmforge.checkpoint.reset import LazyPlanner
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import parameter_table
 from glmforge.errors import CheckpointError
@@ -110,22 +111,22 @@ def export_megatron(
     shapes = parameter_table(config).shapes()
     rows = -(-config.vocab_size // vocab_multiple) * vocab_multiple
     by_key = {key: link for link in links(config) for key in (link.key, link.other_key) if key is not None}
-    specs: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    specs: dict[str, TensorSpec] = {}
     for key, link in by_key.items():
         shape = fused_shape([shapes[name] for name in link.names])
         shape = (rows, *shape[1:]) if link.form == "vocabulary" else shape
-        specs[key] = shape, torch.float32 if key.endswith("expert_bias") else dtype
+        specs[key] = TensorSpec(shape, torch.float32 if key.endswith("expert_bias") else dtype)
 
     def make(key: str) -> Tensor:
         fused = fuse(by_key[key], [weights[name].detach() for name in by_key[key].names], config)
-        padding = fused.new_zeros(specs[key][0][0] - len(fused), *fused.shape[1:])
-        return torch.cat([fused, padding]).to(specs[key][1])
+        padding = fused.new_zeros(specs[key].shape[0] - len(fused), *fused.shape[1:])
+        return torch.cat([fused, padding]).to(specs[key].dtype)
 
     with new_directory(out_dir) as partial:
         directory = partial / "release"
         directory.mkdir()
-        planner = LazyPlanner(specs, make)
-        write_shards(directory, planner.meta_tensors(), planner, file_bytes=_FILE_BYTES)
+        plan = {name: torch.empty(spec.shape, dtype=spec.dtype, device="meta") for name, spec in specs.items()}
+        write_shards(directory, plan, LazyPlanner(specs, make, lambda done, total: None), file_bytes=_FILE_BYTES)
         arguments = Namespace(**arguments_of(config, rows))
         common = {"args": arguments, "checkpoint_version": 3.0, "iteration": 0, "content_metadata": _CONTENT}
         torch.save(common, directory / _COMMON)

@@ -158,10 +158,6 @@ def _push_long(m: _Machine) -> None:
     m.stack.append(number if length <= 9 else float(number))
 
 
-def _push_float(m: _Machine) -> None:
-    m.stack.append(struct.unpack(">d", m.take(8))[0])
-
-
 def _push_text(bytes_of_length: int) -> Callable[[_Machine], None]:
     def operation(m: _Machine) -> None:
         m.stack.append(m.take(m.number(bytes_of_length)).decode())
@@ -253,10 +249,10 @@ _OPERATIONS: dict[int, Callable[[_Machine], None]] = {
     ord("N"): _push_constant(None),
     0x88: _push_constant(True),
     0x89: _push_constant(False),
+    ord("G"): lambda m: m.stack.append(struct.unpack(">d", m.take(8))[0]),
     ord("J"): _push(4, signed=True),
     ord("K"): _push(1),
     ord("M"): _push(2),
-    ord("G"): _push_float,
     0x8A: _push_long,
     ord("X"): _push_text(4),
     0x8C: _push_text(1),

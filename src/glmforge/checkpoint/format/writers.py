@@ -7,17 +7,11 @@ times the mean. Here parts are weighed by themselves and dealt out largest first
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import torch
-from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
-
-Specs = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-Advance = Callable[[int, int], None]
 
 
 class BalancedSavePlanner(DefaultSavePlanner):
@@ -28,27 +22,6 @@ class BalancedSavePlanner(DefaultSavePlanner):
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         return super().create_global_plan(deal_out(all_plans))
-
-
-class LazyPlanner(BalancedSavePlanner):
-    """Plans by shapes and types and makes each tensor when it is written; what `make` does not know is zeros."""
-
-    def __init__(self, specs: Specs, make: Callable[[str], Tensor | None], advance: Advance | None = None) -> None:
-        super().__init__()
-        self.specs, self.make, self.advance = specs, make, advance
-        self.num_made = 0
-
-    def meta_tensors(self) -> dict[str, Tensor]:
-        """What stands for the tensors until they are made."""
-        return {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in self.specs.items()}
-
-    def lookup_object(self, index: MetadataIndex) -> Tensor:
-        shape, dtype = self.specs[index.fqn]
-        tensor = self.make(index.fqn)
-        self.num_made += 1
-        if self.advance is not None:
-            self.advance(self.num_made, len(self.specs))
-        return torch.zeros(shape, dtype=dtype) if tensor is None else tensor
 
 
 def deal_out(plans: list[SavePlan]) -> list[SavePlan]:
