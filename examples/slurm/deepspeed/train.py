@@ -1,6 +1,6 @@
 """A small language model of bytes, trained by DeepSpeed's ZeRO-3 with offload: see `ddp/train.py` for what matters.
 
-Prepared for machines with GPUs. DeepSpeed itself writes its checkpoints and names the last one in `latest`.
+Runs without a GPU as well. DeepSpeed itself writes its checkpoints and names the last one in `latest`.
 """
 
 import argparse

@@ -156,7 +156,7 @@ def show_checkpoint(path: Path) -> bool:
 
 
 def show_sizes(path: Path) -> bool:
-    """Bytes by kind of a checkpoint, of a run's newest, or of Megatron's (iter_0000100); whether all are as expected."""
+    """Bytes by kind of a checkpoint, of a run's newest, or of Megatron's; whether all are as expected."""
     from glmforge.checkpoint.find import find_checkpoint
     from glmforge.checkpoint.sizes import megatron_sizes, sizes_by_kind
     from glmforge.observe.units import format_bytes

@@ -11,7 +11,9 @@ from rich.markup import escape
 
 from glmforge.cli.tables import print_table, table
 
-app = typer.Typer(no_args_is_help=True, help="Configurations and examples that come with the package.")
+app = typer.Typer(
+    no_args_is_help=True, help="Configurations and examples that come with the package; Megatron-LM's arguments."
+)
 
 
 @app.command("list")
@@ -68,7 +70,7 @@ def to_megatron(
 
     Example:
 
-        torchrun --nproc-per-node 8 pretrain_gpt.py $(glmforge configs to-megatron configs/small_1b.yaml)
+        glmforge configs to-megatron configs/small_1b.yaml parallel.tp=2 > arguments
     """
     from glmforge.config.load import load_config
     from glmforge.config.megatron import to_arguments

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from glmforge.config.load import load_config
 from glmforge.config.megatron_words import Argument, Arguments, known_arguments, parse_arguments
-from glmforge.config.model import MAX_LAYERS, ModelConfig
+from glmforge.config.model import MAX_LAYERS
 from glmforge.config.phase import PhaseConfig
 from glmforge.config.pipeline import balanced_split, stages_per_rank
 from glmforge.config.schema import RunConfig
@@ -57,8 +57,7 @@ def to_arguments(config: RunConfig, phase_name: str | None = None) -> tuple[list
         elif key in flat and (config.optim.matrix_optimizer == "muon" or "--muon" not in name):
             value = next((theirs for theirs, ours in values.items() if ours == flat[key]), flat[key])
             options[name] = None if value == "" or (row.choices and value not in row.choices.split(",")) else value
-    options |= _model_options(config.model) | _schedule_options(config, phase) | _data_options(config, phase)
-    options |= _engine_options(config, phase)
+    options |= _schedule_options(config, phase) | _data_options(config, phase) | _other_options(config, phase)
     words: list[str] = []
     for name, value in options.items():
         if value is not None and value is not False:
@@ -112,15 +111,6 @@ def _use(row: Argument) -> tuple[str, dict[str, Any]]:
     return key, {theirs: quick_value(ours) for theirs, _, ours in split}
 
 
-def _model_options(model: ModelConfig) -> dict[str, Any]:
-    dense = model.first_k_dense_replace
-    return {
-        "--padded-vocab-size": model.vocab_size,
-        "--moe-layer-freq": f"([0]*{dense}+[1]*{model.num_hidden_layers - dense})",
-        "--moe-shared-expert-intermediate-size": model.n_shared_experts * model.moe_intermediate_size,
-    }
-
-
 def _read_model(given: Arguments, flat: Mapping[str, Any], not_read: list[str]) -> dict[str, Any]:
     vocab, size = given.value("--padded-vocab-size"), given.value("--vocab-size")
     multiple = given.value("--make-vocab-size-divisible-by") * flat["parallel.tp"]
@@ -143,13 +133,9 @@ def _read_model(given: Arguments, flat: Mapping[str, Any], not_read: list[str]) 
 def _dense_layers(pattern: str) -> int:
     """Leading dense layers of `--moe-layer-freq`, such as ([0]*1+[1]*45); 1: none."""
     text = pattern.replace(" ", "")
-    layers = [int(bit) for one in _LAYER_TERM.finditer(text[:99]) for bit in one[1].split(",") * int(one[2] or 1)]
-    if (
-        len(text) > 99
-        or (text != "1" and not layers)
-        or _LAYER_TERM.sub("", text).strip("()+1")
-        or layers != sorted(layers)
-    ):
+    terms = list(_LAYER_TERM.finditer(text)) if len(text) < 100 else []
+    layers = [int(bit) for one in terms for bit in one[1].split(",") * int(one[2] or 1)]
+    if _LAYER_TERM.sub("", text).strip("()+1") or layers != sorted(layers) or not (layers or text == "1"):
         raise ConfigError(f"--moe-layer-freq: {pattern[:80]!r}: GLM has dense layers first: ([0]*3+[1]*89)")
     return layers.count(0)
 
@@ -185,14 +171,13 @@ def _read_schedule(given: Arguments, flat: Mapping[str, Any], not_read: list[str
     if flat["optim.schedule"] == "wsd" and shape != "linear":
         not_read.append(f"--lr-wsd-decay-style {shape}: wsd decays in a straight line in glmforge")
     ramp, warmup = given.value("--rampup-batch-size"), given.value(f"--lr-warmup-{unit}")
+    warmup = warmup if fraction is None else round(min(max(fraction, 0.0), 1.0) * decay)
     return {
         "phase.name": "pretrain",
         f"phase.{'steps' if unit == 'iters' else 'tokens'}": total * per,
         "phase.batch_ramp": ramp and {"start": ramp[0], "increment": ramp[1], "tokens": ramp[2] * per},
         "optim.decay_share": share / decay if share and decay > 0 else None,
-        f"optim.warmup_{'steps' if unit == 'iters' else 'tokens'}": per
-        * round(fraction * decay if fraction else warmup)
-        or None,
+        f"optim.warmup_{'steps' if unit == 'iters' else 'tokens'}": per * warmup or None,
         "optim.betas": [given.value("--adam-beta1"), given.value("--adam-beta2")],
     }
 
@@ -211,11 +196,8 @@ def _read_data(given: Arguments, flat: Mapping[str, Any], not_read: list[str]) -
     training, split = given.value("--data-path"), given.value("--split")
     if training and not re.fullmatch(r"[\d.]+(, *0)*", split or ""):
         not_read.append(f"--split {split}: set text aside with 'glmforge data tokenize --held-out' instead")
-    held_out = given.value("--valid-data-path") or []
-    return {
-        "data.sources": _sources(training or given.value("--train-data-path") or []),
-        "data.held_out": _sources(held_out),
-    }
+    training, held_out = training or given.value("--train-data-path") or [], given.value("--valid-data-path") or []
+    return {"data.sources": _sources(training), "data.held_out": _sources(held_out)}
 
 
 def _sources(words: Sequence[str]) -> list[dict[str, Any]]:
@@ -236,19 +218,20 @@ def _stage_layers(config: RunConfig) -> list[int] | None:
     return None if stages == 1 else given if len(given) == stages else [*balanced_split(config.model, stages)]
 
 
-def _engine_options(config: RunConfig, phase: PhaseConfig) -> dict[str, Any]:
-    parallel, layers, observe = config.parallel, _stage_layers(config), config.observe
+def _other_options(config: RunConfig, phase: PhaseConfig) -> dict[str, Any]:
+    model, parallel, observe, layers = config.model, config.parallel, config.observe, _stage_layers(config)
     stages = "|".join(f"t*{number}" if number else "" for number in layers or [])
-    save = config.checkpoint.dir or config.output_dir / "megatron"
+    save, dense = config.checkpoint.dir or config.output_dir / "megatron", model.first_k_dense_replace
     return {
-        "--pipeline-model-parallel-layout": f"E{stages}{'m' * config.model.num_nextn_predict_layers}L"
-        if layers
-        else None,
+        "--padded-vocab-size": model.vocab_size,
+        "--moe-layer-freq": f"([0]*{dense}+[1]*{model.num_hidden_layers - dense})",
+        "--moe-shared-expert-intermediate-size": model.n_shared_experts * model.moe_intermediate_size,
+        "--rotary-base": round(phase.rope_theta or model.rope_theta),
+        "--pipeline-model-parallel-layout": layers and f"E{stages}{'m' * model.num_nextn_predict_layers}L",
         "--recompute-method": "uniform" if parallel.recompute == "full" else None,
         "--recompute-num-layers": 1 if parallel.recompute == "full" else None,
         "--use-precision-aware-optimizer": parallel.cpu_offload,
         "--distributed-timeout-minutes": math.ceil(parallel.process_group_timeout_s / 60),
-        "--rotary-base": round(phase.rope_theta or config.model.rope_theta),
         "--micro-batch-size": parallel.micro_batch_size or 1,
         "--save": save,
         "--load": save,

@@ -15,7 +15,10 @@ from helpers.dev_cluster import Cluster, slurm_cluster
 from helpers.megatron_data import tokenised
 
 ROOT = Path(__file__).parents[3]
-SMALL = "--num-layers 2 --hidden-size 64 --seq-length 64 --micro-batch-size 1 --global-batch-size 4 --log-interval 1"
+SMALL = (
+    *("--num-layers", "2", "--hidden-size", "64", "--seq-length", "64", "--micro-batch-size", "1"),
+    *("--global-batch-size", "4", "--log-interval", "1", "--train-iters", "5", "--save-interval", "3"),
+)
 
 pytestmark = pytest.mark.skipif(
     "MEGATRON_SOURCE" not in os.environ, reason="MEGATRON_SOURCE: no checkout of Megatron-LM core_v0.16.1"
@@ -59,8 +62,8 @@ def test_megatron_itself_ends_before_it_reads_its_arguments(cluster: Cluster, tm
 
 def test_the_scripts_train_save_and_go_on(cluster: Cluster, tmp_path: Path) -> None:
     tokenised(tmp_path)
-    state, said = run(cluster, tmp_path, "srun", *SMALL.split(), "--train-iters", "3", "--save-interval", "3")
-    assert (state, iterations(said)) == ("COMPLETED", [1, 2, 3]), said[-3000:]
-    state, said = run(cluster, tmp_path, "torchrun", *SMALL.split(), "--train-iters", "5", "--save-interval", "5")
-    assert (state, iterations(said)) == ("COMPLETED", [4, 5]), said[-3000:]
+    state, said = run(cluster, tmp_path, "srun", *SMALL, "--exit-interval", "3")
+    assert (state, iterations(said)) == ("COMPLETED", [1, 2, 3]), said[-9000:]
+    state, said = run(cluster, tmp_path, "torchrun", *SMALL)
+    assert (state, iterations(said)) == ("COMPLETED", [4, 5]), said[-9000:]
     assert (tmp_path / "save/latest_checkpointed_iteration.txt").read_text() == "5"

@@ -1,6 +1,7 @@
 """Runs to arguments of Megatron-LM and back; what cannot be expressed is named. Real Megatron: tests/backends."""
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,30 @@ def test_what_has_a_counterpart_comes_back(overrides: list[str]) -> None:
     # The number of tokens of an evaluation that never happens.
     assert [line for line in lacking if not line.startswith("observe: evaluate_tokens")] == []
     assert back.model_copy(update={"observe": config.observe}) == config
+
+
+@pytest.mark.parametrize(
+    ("overrides", "written"),
+    [
+        ([], "--bf16 --qk-layernorm --untie-embeddings-and-output-weights --lr-decay-style cosine --optimizer adam"),
+        (
+            [],
+            "--moe-router-enable-expert-bias --moe-layer-freq ([0]*1+[1]*2) --swiglu",
+        ),
+        ([], "--train-data-path 0.75 data/web 0.25 data/code --valid-data-path data/web-held-out --rotary-base 10000"),
+        (["parallel.cp=2", "parallel.context_method=ulysses"], "--context-parallel-size 2 --cp-comm-type a2a"),
+        (["parallel.ep=2", "parallel.ep_dispatch=deepep"], "--moe-token-dispatcher-type flex"),
+        (["optim.schedule=wsd"], "--lr-decay-style WSD --lr-wsd-decay-style linear --lr-wsd-decay-iters 200"),
+        (["optim.matrix_optimizer=muon"], "--optimizer muon --muon-extra-scale-factor 0.2"),
+        (["parallel.pp=2", "model.num_nextn_predict_layers=2"], "--pipeline-model-parallel-layout Et*3|mmL"),
+        (["optim.grad_clip=null"], "--clip-grad 0.0"),
+    ],
+)
+def test_what_is_written_is_megatrons(overrides: list[str], written: str) -> None:
+    """A wrong word on the way there and back would not be seen."""
+    words = shlex.join(to_arguments(run_of("tiny", *overrides))[0]).replace("'", "") + " "
+    for expected in re.split(r" (?=--)", written):
+        assert f"{expected} " in words
 
 
 def test_what_cannot_be_expressed_is_named() -> None:
