@@ -40,7 +40,7 @@ TABLES = {
     "runbook.md": [alerts_markdown],
     "stages.md": [stages_markdown, *plan_stages.TABLES],
     "cost.md": [settings_markdown, prices_markdown],
-    "guides/_37_A.md": [flags_markdown],
+    "guides/deepspeed-and-megatron.md": [flags_markdown],
     "cluster-env.md": [variables_markdown, known_bad_markdown],
 }
 

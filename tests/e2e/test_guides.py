@@ -214,6 +214,7 @@ ADAPTING = (
     pytest.param("evaluation.md", marks=pytest.mark.guides),
     pytest.param("deployment.md", marks=pytest.mark.guides),
     pytest.param("monitoring.md", marks=pytest.mark.guides),
+    pytest.param("deepspeed-and-megatron.md", marks=pytest.mark.guides),
     "fine-tuning.md",
 )
 ALONE = "post-training.md"
@@ -302,6 +303,7 @@ def test_every_guide_is_followed() -> None:
         "evaluation.md",
         "deployment.md",
         "monitoring.md",
+        "deepspeed-and-megatron.md",
         ON_HOSTS,
         *ON_SLURM,
     }

@@ -73,7 +73,7 @@ class TorchFile:
 def field(value: Any, *keys: str | int) -> Any:
     """What lies under `keys` in dicts and lists within each other."""
     for key in keys:
-        fields = dict(enumerate(value)) if type(value) is list else fields_of(value)
+        fields: dict[str | int, Any] = dict(enumerate(value)) if type(value) is list else fields_of(value)
         if key not in fields:
             raise InertPickleError(f"has no {key!r}")
         value = fields[key]
