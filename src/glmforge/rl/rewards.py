@@ -19,10 +19,12 @@ from typing import Any, Self
 from glmforge.config.rewards import RewardsConfig, RewardTerm
 from glmforge.errors import GlmforgeError
 from glmforge.files import shown
+from glmforge.rl.judge import Judge
 from glmforge.rl.prompts import Prompt, Prompts
 from glmforge.runtime.waiting import result_of
 from glmforge.verify import reasoning_gym
 from glmforge.verify.pool import Outcome, Pool
+from glmforge.verify.refusal import is_appropriate
 from glmforge.verify.reward import check_runnable
 from glmforge.verify.text import length_penalty
 
@@ -69,6 +71,7 @@ class Rewards:
         self._sandboxed: Pool | None = None
         """For scorers of reasoning-gym, which execute what a reply says."""
         self._lock = threading.Lock()
+        self._judges = {term.label: Judge(term.judge) for term in config.terms if term.judge is not None}
 
     def __enter__(self) -> Self:
         return self
@@ -77,6 +80,8 @@ class Rewards:
         self._pool.close()
         if self._sandboxed is not None:
             self._sandboxed.close()
+        for judge in self._judges.values():
+            judge.close()
 
     @property
     def given_from_outside(self) -> tuple[RewardTerm, ...]:
@@ -85,7 +90,7 @@ class Rewards:
 
     def check(self, prompts: Prompts) -> None:
         """Raise `GlmforgeError` if these prompts could not be scored: no verifier, a missing package or function, no
-        sandbox."""
+        sandbox, a judge that gives no score of a simple reply."""
         for place, term in enumerate(self.config.terms):
             if term.kind == "python":
                 found = result_of(self._pool.submit("glmforge.verify.pool:is_callable", term.function))
@@ -101,6 +106,15 @@ class Rewards:
                     f"source '{shown(missing.source)}' has none; add one, or remove the term"
                 )
             check_runnable(prompts.verifier_kinds, unsafe_code=self.config.unsafe_code)
+        unknown = next((one for one in prompts.prompts if one.harmful is None), None)
+        if unknown and any(term.kind == "refusal" for term in self.config.terms):
+            raise GlmforgeError(
+                "rl.rewards.terms: 'refusal' needs harmful: true or false in every prompt, but "
+                f"'{shown(unknown.text)}' of source '{shown(unknown.source)}' does not say; add it"
+            )
+        for label, judge in self._judges.items():
+            if failed := result_of(judge.submit([{"role": "user", "content": "What is 2 + 3?"}], "5")).failed:
+                raise GlmforgeError(f"rl.rewards.terms: '{shown(label)}': {failed.removeprefix('error: ')}")
 
     def score(self, samples: Sequence[ScoredText], given: Mapping[str, Sequence[float]] | None = None) -> list[Verdict]:
         """The verdict on each sample.
@@ -141,6 +155,12 @@ class Rewards:
                 return Outcome(length_penalty(sample.num_tokens, sample.max_new_tokens, term.soft_tokens))
             case "python":
                 return self._pool.submit(str(term.function), prompt.record(), reply, term.options)
+            case "refusal":
+                if prompt.harmful is None:
+                    return Outcome(failed="the prompt does not say whether it is harmful")
+                return Outcome(float(is_appropriate(reply, harmful=prompt.harmful)))
+            case "judge":
+                return self._judges[term.label].submit(prompt.messages, reply)
             case "reward_model":
                 return Outcome()
 

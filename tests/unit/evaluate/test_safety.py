@@ -9,7 +9,9 @@ pytest.importorskip("lm_eval", reason="needs glmforge[eval]")
 
 from glmforge.errors import DataError
 from glmforge.evaluate.benchmarks.replies import Reply
-from glmforge.evaluate.safety import Request, is_refusal, measure, rates, read_requests
+from glmforge.evaluate.safety import Request, measure, read_requests
+from glmforge.report.safety import rates
+from glmforge.verify.refusal import is_refusal
 from helpers.shared_data import shared_data
 
 
