@@ -60,13 +60,15 @@ class Judge:
             nothing.set_result(Outcome(0.0))
             return nothing
         content = json.dumps({"conversation": list(messages), "reply": answer}, ensure_ascii=False)
-        digest = hashlib.blake2b(content.encode(errors="replace"), digest_size=16).hexdigest()
+        sent = content.encode(errors="replace")  # no surrogates
+        digest = hashlib.blake2b(sent, digest_size=16).hexdigest()
         with self._lock:
             known = self._known.get(digest)
             if known is None or (known.done() and known.result().failed):
                 if len(self._known) >= _MAX_KNOWN:
                     self._known.pop(next(iter(self._known)))
-                self._known[digest] = known = asyncio.run_coroutine_threadsafe(self._ask(content, digest), self._loop)
+                known = asyncio.run_coroutine_threadsafe(self._ask(sent.decode(), digest), self._loop)
+                self._known[digest] = known
             return known
 
     async def _ask(self, content: str, digest: str) -> Outcome:
