@@ -58,7 +58,7 @@ def data(tmp_path):
 
 def evaluate(*words):
     """What the command prints."""
-    done = CliRunner().invoke(app, ["safety", *map(str, words)], catch_exceptions=False)
+    done = CliRunner().invoke(app, ["safety", *map(str, words)], catch_exceptions=False, env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -101,3 +101,23 @@ def test_mistakes(data, tmp_path, words, message):
         evaluate(*words, "--data", data, "--out", tmp_path / "out")
     assert message in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_before_and_after_in_one_command(data, tmp_path):
+    """The same requests to both; a run keeps the result, and its report shows it."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").touch()
+    with server() as (url, requests):
+        asked = ("--model-name", "glm", "--data", data)
+        with pytest.raises(GlmforgeError, match="--out: needed, because the model is not a run"):
+            evaluate(url, *asked)
+        printed = evaluate(url, *asked, "--before", url, "--out", run / "safety")
+        assert len(requests) == 6
+        assert evaluate(url, *asked, "--before", url, "--out", run / "safety") == printed
+        assert len(requests) == 6, "all replies are known"
+    assert f"{run}/safety/page.html" in printed.replace("\n", "")
+    rows = [line.split() for line in printed.splitlines()]
+    assert ["harmful", "2", "50.0%", "+0.0"] in [row[:4] for row in rows]
+    assert ["harmless", "1", "0.0%", "+0.0"] in [row[:4] for row in rows]
+    assert {read_result(run / "safety" / one).settings["max_new_tokens"] for one in ("", "before")} == {512}
