@@ -49,10 +49,10 @@ def safety_table(directory: Path, title: str = "Refusals") -> Table | None:
 def _rows(kind: str, items: Sequence[Item], before: Sequence[Item] | None, width: int) -> list[list[str]]:
     """Of all requests, then by category and language."""
     cut = sum(item.is_cut for item in items) / len(items)
-    rows = []
+    groups, rows = _groups(items), []
     for name, refused, agrees in rates(items):
         row = [f"  {name}" if name else kind, f"{refused.num_items:,}"]
-        row += [] if width < 6 else _change(before or (), items) if not name else [""] * 4
+        row += [] if width < 6 else _change(before or (), groups[name])
         row += [f"{refused.mean:.1%}", _interval(refused), "" if name else f"{cut:.1%}"]
         rows.append([*row, "" if agrees is None else f"{agrees.mean:.1%} ({_interval(agrees)})"])
     return rows
@@ -77,13 +77,18 @@ def _interval(of: Estimate) -> str:
 
 def rates(items: Sequence[Item]) -> list[tuple[str, Estimate, Estimate | None]]:
     """Shares of refusals and of agreement with the judge, with Wilson's intervals: of all, by category and language."""
-    groups = {"": list(items)}
-    for item in items:
-        for name in dict.fromkeys(filter(None, (item.subject, item.level))):
-            groups.setdefault(name, []).append(item)
     found = []
-    for name, some in groups.items():
+    for name, some in _groups(items).items():
         agrees = [item.metrics["agrees"] for item in some if "agrees" in item.metrics]
         refused = estimate([item.metrics.get("refused", 0.0) for item in some])
         found.append((name, refused, estimate(agrees) if agrees else None))
     return found
+
+
+def _groups(items: Sequence[Item]) -> dict[str, list[Item]]:
+    """All under "", then those of each category and language."""
+    groups = {"": list(items)}
+    for item in items:
+        for name in dict.fromkeys(filter(None, (item.subject, item.level))):
+            groups.setdefault(name, []).append(item)
+    return groups
