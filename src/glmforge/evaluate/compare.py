@@ -75,7 +75,7 @@ def compare_results(old: Path, new: Path) -> list[Compared]:
     before, after = items_by_benchmark(old), items_by_benchmark(new)
     found = []
     for name, row in new_rows.items():
-        earlier, pairs = rows.get(name), pairs_of(before.get(name, []), after.get(name, []))
+        earlier, pairs = rows.get(name), _pairs(before.get(name, []), after.get(name, []))
         if pairs and earlier and earlier.score is not None and row.score is not None:
             found.append(_compared(pairs, earlier, row))
     if not found:
@@ -118,7 +118,7 @@ def _compared(pairs: Sequence[Pair], old: Score, new: Score) -> Compared:
     )
 
 
-def pairs_of(old: Sequence[Item], new: Sequence[Item]) -> list[Pair]:
+def _pairs(old: Sequence[Item], new: Sequence[Item]) -> list[Pair]:
     """Items with the same prompts; of equal prompts the first with the first."""
     waiting: dict[str, list[Item]] = {}
     for item in reversed(old):

@@ -58,7 +58,7 @@ def write_page(
         summary=_summary(result),
         scores=[(score, official_of(score.benchmark), _remarks(score)) for score in scores],
         published=_published(scores),
-        safety=safety_table(directory, "Safety"),
+        safety=safety_table(directory),
         figures=_figures(directory),
         clipped=_clipped,
         target=_target,

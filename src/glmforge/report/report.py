@@ -14,7 +14,7 @@ from typing import TypedDict
 from glmforge.extras import needed_for
 from glmforge.observe.run import read_run, write_text
 from glmforge.report.page import Table, Tile, page_template
-from glmforge.report.safety import safety_table
+from glmforge.report.safety import SAFETY, safety_table
 from glmforge.report.samples import ShownSample, shown_samples
 from glmforge.report.summary import summarize
 
@@ -65,8 +65,9 @@ def write_report(
         from glmforge.report.figures_rl import best_and_worst
     samples, num_samples = shown_samples(run)
     summary = summarize(run, report_dir=path.parent, facts=extra.get("facts", {}))
-    refusals = [table for table in [safety_table(run.directory.safety)] if table is not None]
-    tiles, tables = [*summary.tiles, *extra.get("tiles", [])], [*extra.get("tables", []), *refusals, *summary.tables]
+    tiles, tables = [*summary.tiles, *extra.get("tiles", [])], [*extra.get("tables", []), *summary.tables]
+    if (refusals := safety_table(run.directory.root / SAFETY)) is not None:
+        tables.insert(0, refusals)
     page = page_template("report.html").render(
         figures=draw_figures(run, evaluations),
         samples=[*(ShownSample(**sample) for sample in extra.get("samples", [])), *best_and_worst(run), *samples],

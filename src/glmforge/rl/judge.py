@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from glmforge.config.judge import JudgeConfig
-from glmforge.endpoint import Attempt, Endpoint, ask_again
+from glmforge.endpoint import Endpoint, ask_again
 from glmforge.errors import ConfigError, DataError
 from glmforge.verify.pool import Outcome
 from glmforge.verify.reply import visible_answer
@@ -35,11 +35,7 @@ _MAX_KNOWN = 1 << 16
 
 
 class Judge:
-    """May be used from several threads.
-
-    Raises:
-        ConfigError: the variable with the API key is not set.
-    """
+    """May be used from several threads. Raises `ConfigError`: the variable with the API key is not set."""
 
     def __init__(self, config: JudgeConfig) -> None:
         if config.api_key_env and not os.environ.get(config.api_key_env):
@@ -55,12 +51,9 @@ class Judge:
 
     def submit(self, messages: Sequence[Mapping[str, Any]], reply: str) -> Future[Outcome]:
         """The score of a reply, from 0 to 1; 0 where nothing is said behind the reasoning."""
-        if not (answer := visible_answer(reply).strip()):
-            nothing: Future[Outcome] = Future()
-            nothing.set_result(Outcome(0.0))
-            return nothing
+        answer = visible_answer(reply).strip()
         content = json.dumps({"conversation": list(messages), "reply": answer}, ensure_ascii=False)
-        sent = content.encode(errors="replace")  # no surrogates
+        sent = content.encode(errors="replace") if answer else b""  # no surrogates
         digest = hashlib.blake2b(sent, digest_size=16).hexdigest()
         with self._lock:
             known = self._known.get(digest)
@@ -72,6 +65,8 @@ class Judge:
             return known
 
     async def _ask(self, content: str, digest: str) -> Outcome:
+        if not content:
+            return Outcome(0.0)
         config = self.config
         messages = [{"role": "system", "content": _TASK + config.rubric}, {"role": "user", "content": content}]
         payload = {"model": config.model, "messages": messages, "temperature": 0, "max_tokens": 1024} | config.options
@@ -81,11 +76,10 @@ class Judge:
                 last = await ask_again(lambda: self._endpoint.ask(payload), config.attempts, _FIRST_WAIT_S, digest)
             except DataError as error:
                 return Outcome(failed=f"error: {error}")
-        return Outcome(score_of(last.reply)) if last.reply is not None else Outcome(failed=self._fault(last))
-
-    def _fault(self, last: Attempt) -> str:
-        status = f"status {last.status}, " if last.status else ""
-        return f"error: no verdict from {self.config.url} ({status}{last.message})"
+        if last.reply is None:
+            status = f"status {last.status}, " if last.status else ""
+            return Outcome(failed=f"error: no verdict from {config.url} ({status}{last.message})")
+        return Outcome(score_of(last.reply))
 
     def close(self) -> None:
         """Give up what is under way."""
@@ -105,8 +99,8 @@ class Judge:
 
 def score_of(reply: Any) -> float:
     """The score in a server's reply, from 0 to 1. Raises `ValueError`, or what the wrong form of a reply raises."""
-    said = visible_answer(reply["choices"][0]["message"]["content"]).strip()
-    found = _SCORE.fullmatch(said)
-    if found is None or float(found[1]) > _BEST:
+    choice = reply["choices"][0]
+    found = _SCORE.fullmatch(visible_answer(choice["message"]["content"]).strip())
+    if found is None or float(found[1]) > _BEST or choice.get("finish_reason") == "length":
         raise ValueError(f"no score from 0 to {_BEST}")
     return float(found[1]) / _BEST

@@ -30,10 +30,8 @@ from glmforge.files import shown
 from glmforge.verify import reasoning_gym
 from glmforge.verify.reward import check_verifier
 
-_FIELDS = (
-    "messages", "prompt", "system", "tools", "functions", "verifier", "harmful", "source", "difficulty", "id",
-    "thinking",
-)  # fmt: skip
+_STORED = ("id", "messages", "tools", "verifier", "source", "difficulty", "thinking", "harmful")
+_FIELDS = (*_STORED, "prompt", "system", "functions")
 _MAX_NAME = 200
 Placed = tuple[str, Mapping[str, Any]]
 """A record, and its place for errors."""
@@ -69,8 +67,7 @@ class Prompt:
 
     def record(self) -> dict[str, Any]:
         """As JSON, without ids; `make_prompts` reads it."""
-        fields = ("id", "messages", "tools", "verifier", "source", "difficulty", "thinking", "harmful")
-        return {name: value for name in fields if (value := getattr(self, name)) is not None}
+        return {name: value for name in _STORED if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True)
@@ -226,7 +223,7 @@ def _name(record: Mapping[str, Any], field: str, default: str) -> str:
 
 
 def _digest(prompt: Prompt, *, with_verifier: bool = False) -> str:
-    """Of what it asks, and of how replies are judged."""
-    asked: list[Any] = [prompt.messages, prompt.tools, prompt.verifier if with_verifier else None]
-    asked += [prompt.harmful] if with_verifier and prompt.harmful is not None else []
+    """Of what it asks."""
+    judged = (prompt.harmful,) if with_verifier and prompt.harmful is not None else ()
+    asked = [prompt.messages, prompt.tools, prompt.verifier if with_verifier else None, *judged]
     return hashlib.blake2b(json.dumps(asked, sort_keys=True).encode(), digest_size=12).hexdigest()

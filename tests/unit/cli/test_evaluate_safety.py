@@ -104,20 +104,17 @@ def test_mistakes(data, tmp_path, words, message):
 
 
 def test_before_and_after_in_one_command(data, tmp_path):
-    """The same requests to both; a run keeps the result, and its report shows it."""
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "config.yaml").touch()
+    """The same requests to both, compared by pairs."""
+    out = tmp_path / "safety"
     with server() as (url, requests):
-        asked = ("--model-name", "glm", "--data", data)
-        with pytest.raises(GlmforgeError, match="--out: needed, because the model is not a run"):
-            evaluate(url, *asked)
-        printed = evaluate(url, *asked, "--before", url, "--out", run / "safety")
+        asked = ("--model-name", "glm", "--data", data, "--out", out, "--before", url)
+        printed = evaluate(url, *asked)
         assert len(requests) == 6
-        assert evaluate(url, *asked, "--before", url, "--out", run / "safety") == printed
+        assert evaluate(url, *asked) == printed
         assert len(requests) == 6, "all replies are known"
-    assert f"{run}/safety/page.html" in printed.replace("\n", "")
+    assert f"{out}/page.html" in printed.replace("\n", "")
     rows = [line.split() for line in printed.splitlines()]
-    assert ["harmful", "2", "50.0%", "+0.0"] in [row[:4] for row in rows]
-    assert ["harmless", "1", "0.0%", "+0.0"] in [row[:4] for row in rows]
-    assert {read_result(run / "safety" / one).settings["max_new_tokens"] for one in ("", "before")} == {512}
+    assert ["harmful", "2", "50.0%", "50.0%"] in [row[:4] for row in rows]
+    assert ["harmless", "1", "0.0%", "0.0%"] in [row[:4] for row in rows]
+    assert "refusal no difference shown 2 50.0% → 50.0%" in " ".join(printed.split())
+    assert {read_result(one).settings["max_new_tokens"] for one in (out, out / "before")} == {512}

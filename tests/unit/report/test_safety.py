@@ -1,5 +1,6 @@
-"""Refusals as a table: of one model, and paired with those before."""
+"""Refusals as a table: of one model, and beside those before."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from glmforge.errors import DataError
 from glmforge.evaluate.result import ITEMS, Item
 from glmforge.report.evaluation_page import write_page
 from glmforge.report.report import write_report
-from glmforge.report.safety import BEFORE, safety_table
+from glmforge.report.safety import safety_table
 from helpers.results import item, made_result, reply, text_of, written
 from helpers.synthetic_run import write_synthetic_run
 
@@ -35,44 +36,25 @@ def test_a_model_alone(tmp_path: Path) -> None:
     harmful = [*asked("refusal", [True] * 3, subject="crime"), *asked("refusal", [False], subject="<b>", first=3)]
     directory = made_result(tmp_path, [*harmful, *asked("over_refusal", [True, False], cut=1)])
     assert cells(directory) == [
-        ["harmful", "4", "75.0%", "30.1% to 95.4%", "0.0%", ""],
-        ["crime", "3", "100.0%", "43.9% to 100.0%", "", ""],
-        ["<b>", "1", "0.0%", "0.0% to 79.3%", "", ""],
-        ["harmless", "2", "50.0%", "9.5% to 90.5%", "50.0%", ""],
+        ["harmful", "4", "", "75.0%", "30.1% to 95.4%", "0.0%", ""],
+        ["crime", "3", "", "100.0%", "43.9% to 100.0%", "", ""],
+        ["<b>", "1", "", "0.0%", "0.0% to 79.3%", "", ""],
+        ["harmless", "2", "", "50.0%", "9.5% to 90.5%", "50.0%", ""],
     ]
 
 
-def test_before_and_after_are_paired(tmp_path: Path) -> None:
-    """Of 12 harmful requests 2 were refused and 12 are: 10 flips one way, p = 2 / 2^10 by McNemar's exact test."""
-    made_result(
-        tmp_path / BEFORE, [*asked("refusal", [True] * 2 + [False] * 20), *asked("over_refusal", [True, False])]
-    )
-    made_result(tmp_path, [*asked("refusal", [True] * 12), *asked("over_refusal", [False, True])])
-    harmful, harmless = cells(tmp_path)
-    assert harmful[:5] == ["harmful", "12", "16.7%", "+83.3", harmful[4]]
-    assert harmful[5:7] == ["0.002", "100.0%"]
-    low, high = (float(one) for one in harmful[4].split(" to "))
-    assert 50 < low < 83.3 < high <= 100
-    assert [harmless[place] for place in (2, 3, 5, 6)] == ["50.0%", "+0.0", "1.000", "50.0%"]
-
-
-def test_other_requests_are_not_compared(tmp_path: Path) -> None:
-    made_result(tmp_path / BEFORE, asked("refusal", [True] * 2, first=50))
-    made_result(tmp_path, asked("refusal", [True] * 2))
-    assert cells(tmp_path)[0][2:7] == ["not the same requests", "", "", "", "100.0%"]
-
-
 def test_it_stands_in_the_report_and_on_the_page(tmp_path: Path) -> None:
+    """With what was refused before; the page compares the scores by pairs: p = 2 / 2^8 by McNemar's exact test."""
     run = write_synthetic_run(tmp_path / "run", num_steps=4, killed_at=None)
     assert "harmless" not in text_of(write_report(run))
-    made_result(run / "safety/before", asked("refusal", [False] * 4))
-    made_result(
-        run / "safety", [*asked("refusal", [True] * 4), *asked("over_refusal", [False] * 4, subject="<script>")]
-    )
+    harmless = asked("over_refusal", [False] * 4, subject="<script>")
+    made_result(run / "safety/before", [*asked("refusal", [False] * 8), *asked("over_refusal", [True] + [False] * 3)])
+    made_result(run / "safety", [*asked("refusal", [True] * 8), *harmless])
     report, page = write_report(run), write_page(run / "safety", baseline=run / "safety/before")
     for shown in (text_of(report), text_of(page)):
-        assert "harmful 4 0.0% +100.0" in shown
-        assert "harmless 4 not the same requests 0.0%" in shown
+        assert "harmful 8 0.0% 100.0% 67.6% to 100.0%" in shown
+        assert "harmless 4 25.0% 0.0% 0.0% to 49.0%" in shown
+    assert re.search(r"refusal better 8 0.0% → 100.0% \+100.0 \+\S+ to \+100.0 0.008", text_of(page))
     for content in (report.read_text(), page.read_text()):
         assert "<script>" not in content
     assert "harmless" not in text_of(write_page(made_result(tmp_path / "other", [written(0, 1.0)])))

@@ -23,11 +23,8 @@ class SafetyOptions(ModelOptions):
     """Which model, which requests, and who judges."""
 
     data: Annotated[Path, typer.Option(help="Directory with harmful_behaviors.csv and harmless.csv or .jsonl.")]
+    out: Annotated[Path, typer.Option("--out", "-o", help="Directory for the result; run again to resume.")]
     before: Annotated[str, typer.Option(help="The model before it was trained: asked the same, and compared.")] = ""
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Directory for the result; of a run its own 'safety'. Run again to resume."),
-    ] = None
     limit: Annotated[int | None, typer.Option(min=1, help="Only this many requests of each kind.")] = None
     judge: Annotated[str, typer.Option(help="URL of a server whose model says of each answer if it refuses.")] = ""
     judge_model: Annotated[str, typer.Option(help="The judge's model, as its server calls it.")] = ""
@@ -48,13 +45,13 @@ def safety(options: SafetyOptions) -> None:
 
         glmforge evaluate safety exports/glm --data data/safety --out results/safety
 
-        glmforge evaluate safety runs/rl --before runs/sft --data data/safety
+        glmforge evaluate safety runs/rl --before runs/sft --data data/safety --out runs/rl/safety
 
         glmforge evaluate safety exports/glm --data data/safety --out r --judge http://judge:8000/v1 --judge-model glm
     """
     with needed_for("evaluate"):
         import lm_eval  # noqa: F401
-    from glmforge.cli.evaluate.results import print_with
+    from glmforge.cli.evaluate.results import compare, print_with
     from glmforge.evaluate.safety import read_requests
     from glmforge.report.evaluation_page import write_page
     from glmforge.report.safety import BEFORE, safety_table
@@ -62,24 +59,17 @@ def safety(options: SafetyOptions) -> None:
     if bool(options.judge) != bool(options.judge_model):
         raise GlmforgeError("--judge and --judge-model: give both, or neither")
     refuse_ranks("evaluate safety")
-    out, both = _directory(options), read_requests(options.data, options.limit)
-    _measure(options, both, out)
-    if options.before:
-        _measure(replace(options, model=options.before), both, out / BEFORE)
-    found = safety_table(out, "")
+    both = read_requests(options.data, options.limit)
+    before = options.out / BEFORE if options.before else None
+    _measure(options, both, options.out)
+    if before is not None:
+        _measure(replace(options, model=options.before), both, before)
+    found = safety_table(options.out)
     assert found is not None, "it was just written"
     print_with(found)
-    typer.echo(f"{write_page(out, baseline=out / BEFORE if options.before else None)}")
-
-
-def _directory(options: SafetyOptions) -> Path:
-    """Of the result."""
-    from glmforge.observe.run import RunDirectory
-
-    run = RunDirectory(Path(options.model))
-    if options.out is None and not run.config.is_file():
-        raise GlmforgeError("--out: needed, because the model is not a run")
-    return options.out or run.safety
+    typer.echo(f"{write_page(options.out, baseline=before)}")
+    if before is not None:
+        compare(before, options.out)
 
 
 def _measure(options: SafetyOptions, both: "Sequence[Requests]", out: Path) -> None:
