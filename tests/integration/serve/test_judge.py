@@ -10,12 +10,7 @@ from glmforge.rl.judge import Judge
 from glmforge.runtime.waiting import result_of
 from helpers.serving import NAME, Server
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"score": {"type": "integer", "minimum": 0, "maximum": 10}},
-    "required": ["score"],
-    "additionalProperties": False,
-}
+SCHEMA = {"enum": [f"{score}" for score in range(11)]}
 SCORED = {"type": "json_schema", "json_schema": {"name": "score", "schema": SCHEMA}}
 
 
@@ -27,7 +22,7 @@ def test_scores_of_a_served_model(
     keys.chmod(0o600)
     monkeypatch.setenv("JUDGE_KEY", "a-judge-key")
     server = start("--api-key-file", str(keys))
-    options = {"response_format": SCORED, "chat_template_kwargs": {"enable_thinking": False}, "max_tokens": 16}
+    options = {"response_format": SCORED, "chat_template_kwargs": {"enable_thinking": False}, "max_tokens": 64}
     given = {"url": f"{server.url}/v1", "model": NAME, "rubric": "Short is 10.", "api_key_env": "JUDGE_KEY"}
     judge = Judge(JudgeConfig.model_validate(given | {"options": options, "attempts": 1}))
     try:
