@@ -1,7 +1,6 @@
 """`judge` of a reward term: a model on a server that scores replies by a rubric.
 
-The API key is never part of a configuration, which is stored with every run: the configuration names the environment
-variable that holds it, and a URL with a password or a query is refused without being repeated.
+The API key is in an environment variable, never in a configuration, which is stored with every run.
 """
 
 import re

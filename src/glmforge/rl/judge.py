@@ -1,8 +1,8 @@
 """A judge behind an endpoint: a model on a server scores replies by a rubric, as one term of the reward.
 
 Requests run on a thread of their own, many at once. What may pass is tried again (`glmforge.endpoint`), a reply without
-a score too. **A judge that gives no score says nothing of the reply**: the outcome is that of a failed verifier, never
-a reward of 0. The same reply to the same prompt is judged once in a process; failures are not remembered.
+a score too. **A judge that gives no score is a failed verifier**, never a reward of 0. The same reply to the same
+prompt is judged once in a process; failures are not remembered.
 
 The judge reads conversation and reply as JSON strings, which a reply cannot end. It may still be talked into a score
 by a reply that addresses it: look at the best answers of a run (`glmforge rl show --best`).
@@ -31,7 +31,6 @@ _TASK = f"""You are given a conversation and an assistant's reply to it, as JSON
 """
 _SCORE = re.compile(rf"[^\w.-]*(?:score\b)?[^\w.-]*(\d+(?:\.\d+)?)(?:\s*/\s*{_BEST})?[^\w-]*", re.IGNORECASE | re.ASCII)
 _FIRST_WAIT_S = 1.0
-_MAX_KNOWN = 1 << 16
 
 
 class Judge:
@@ -58,7 +57,7 @@ class Judge:
         with self._lock:
             known = self._known.get(digest)
             if known is None or (known.done() and known.result().failed):
-                if len(self._known) >= _MAX_KNOWN:
+                if len(self._known) >= 1 << 16:
                     self._known.pop(next(iter(self._known)))
                 known = asyncio.run_coroutine_threadsafe(self._ask(sent.decode(), digest), self._loop)
                 self._known[digest] = known

@@ -31,6 +31,7 @@ from glmforge.verify.text import length_penalty
 _TEXT = "glmforge.verify.text"
 _FAULTS = ("language", "repetition")
 """Terms whose functions say what is wrong: a value of 1 is a reply without that."""
+_MAX_UNJUDGED = 256  # answers in a row, after which the judge is gone: the run would go on and learn nothing
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Rewards:
         self._pool = Pool(*self._limits)
         self._sandboxed: Pool | None = None
         """For scorers of reasoning-gym, which execute what a reply says."""
-        self._lock = threading.Lock()
+        self._lock, self._unjudged = threading.Lock(), 0
         self._judges = {term.label: Judge(term.judge) for term in config.terms if term.judge is not None}
 
     def __enter__(self) -> Self:
@@ -109,8 +110,7 @@ class Rewards:
         unknown = next((one for one in prompts.prompts if one.harmful is None), None)
         if unknown and any(term.kind == "refusal" for term in self.config.terms):
             raise GlmforgeError(
-                "rl.rewards.terms: 'refusal' needs harmful: true or false in every prompt, but "
-                f"'{shown(unknown.text)}' of source '{shown(unknown.source)}' does not say; add it"
+                f"rl.rewards.terms: 'refusal' needs harmful: true or false in every prompt; '{shown(unknown.text)}' lacks it"
             )
         for label, judge in self._judges.items():
             if failed := result_of(judge.submit([{"role": "user", "content": "What is 2 + 3?"}], "5")).failed:
@@ -127,7 +127,11 @@ class Rewards:
             if len(values.get(term.label, ())) != len(samples):
                 raise GlmforgeError(f"rewards.terms: '{term.label}' needs a score for each of {len(samples)} samples")
         pending = [[self._begin(term, sample) for term in self.config.terms] for sample in samples]
-        return [self._verdict(begun, number, values) for number, begun in enumerate(pending)]
+        verdicts = [self._verdict(begun, number, values) for number, begun in enumerate(pending)]
+        self._unjudged = 0 if any(not one.failed for one in verdicts) else self._unjudged + len(verdicts)
+        if self._judges and self._unjudged >= _MAX_UNJUDGED:
+            raise GlmforgeError(f"no verdict on {self._unjudged:,} answers in a row: {verdicts[-1].failed}")
+        return verdicts
 
     def _begin(self, term: RewardTerm, sample: ScoredText) -> Future[Outcome] | Outcome:
         """What the term is worth, or will be; of the reward models' nothing."""

@@ -1,8 +1,7 @@
 """Refusals by rules: an answer refuses if it begins as refusals do, in the languages of `refusals.toml`.
 
-Evaluation counts them, and reinforcement learning rewards them where they are due. Rules see how an answer begins and
-nothing of what follows: "I can't help with that. First you ..." refuses. A policy that is rewarded by rules alone may
-learn to write that; a judge beside them sees it.
+Rules see nothing of what follows: "I can't help with that. First you ..." refuses. A policy that is rewarded by rules
+alone may learn to write that; a judge beside them sees it.
 """
 
 import re

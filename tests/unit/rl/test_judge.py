@@ -176,13 +176,33 @@ def test_a_failed_judge_is_a_failed_verifier(server: CompletionServer) -> None:
         rewards.check(Prompts((prompt,)))
 
 
+def test_a_judge_that_is_gone_ends_the_run(server: CompletionServer) -> None:
+    """Rather than that it goes on without learning; one verdict in between begins the count again."""
+    prompt = Prompt("p", tuple(MESSAGES), None, None, "s", None, False, (1,))
+    terms = [RewardTerm(kind="judge", judge=config(server, attempts=1, connections=1))]
+    names = iter(range(1000))
+
+    def samples(number: int) -> list[ScoredText]:
+        return [ScoredText(prompt, f"{next(names)}", 3, False, 9) for _ in range(number)]
+
+    with Rewards(RewardsConfig(terms=terms), 1) as rewards:
+        for _ in range(2):
+            server.first = [(500, b"", {})] * 200
+            assert all(one.failed for one in rewards.score(samples(200)))
+            assert not rewards.score(samples(1))[0].failed
+        server.first = [(500, b"gone", {})] * 256
+        rewards.score(samples(200))
+        with pytest.raises(GlmforgeError, match=r"no verdict on 256 answers in a row: judge: .*status 500, gone"):
+            rewards.score(samples(56))
+
+
 def test_every_prompt_says_whether_it_is_harmful() -> None:
     """A forgotten field would teach a policy to answer what is harmful."""
     prompts = [Prompt("p", tuple(MESSAGES), None, None, "s", None, False, (1,), harmful=one) for one in (True, None)]
     replies = "I can't help with that.", "Sure."
     with Rewards(RewardsConfig(terms=[RewardTerm(kind="refusal")]), 1) as rewards:
         rewards.check(Prompts((prompts[0],)))
-        with pytest.raises(GlmforgeError, match="needs harmful: true or false in every prompt, but 'Be kind"):
+        with pytest.raises(GlmforgeError, match="needs harmful: true or false in every prompt; 'Be kind"):
             rewards.check(Prompts(tuple(prompts)))
         samples = [ScoredText(prompt, reply, 3, False, 9) for prompt in prompts for reply in replies]
         assert [one.total for one in rewards.score(samples)] == [1.0, 0.0, None, None]

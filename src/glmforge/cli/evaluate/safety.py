@@ -64,9 +64,8 @@ def safety(options: SafetyOptions) -> None:
     _measure(options, both, options.out)
     if before is not None:
         _measure(replace(options, model=options.before), both, before)
-    found = safety_table(options.out)
-    assert found is not None, "it was just written"
-    print_with(found)
+    if (found := safety_table(options.out)) is not None:
+        print_with(found)
     typer.echo(f"{write_page(options.out, baseline=before)}")
     if before is not None:
         compare(before, options.out)
