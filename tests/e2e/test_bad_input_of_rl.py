@@ -78,7 +78,7 @@ def test_prompts_that_cannot_be_used(
         (["rl.rewards.terms=[]"], ("rl.rewards.terms",)),
         (["rl.rewards.terms=[{kind: python, function: 'no.such:one'}]"], ("rl.rewards.terms.0.function", "no.such")),
         (["rl.rewards.terms=[{kind: python, function: 'math:no_such'}]"], ("rl.rewards.terms.0.function", "no_such")),
-        (["rl.rewards.terms=[{kind: refusal}]"], ("'refusal' needs harmful: true or false in every prompt",)),
+        (["rl.rewards.terms=[{kind: refusal}]"], ("'refusal' needs harmful: true or false with '",)),
         (
             [f"rl.rewards.terms=[{JUDGE % ('http://127.0.0.1:9/v1', 'attempts: 1')}]"],
             ("'judge': no verdict from http",),

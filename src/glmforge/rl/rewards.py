@@ -110,7 +110,7 @@ class Rewards:
         unknown = next((one for one in prompts.prompts if one.harmful is None), None)
         if unknown and any(term.kind == "refusal" for term in self.config.terms):
             raise GlmforgeError(
-                f"rl.rewards.terms: 'refusal' needs harmful: true or false in every prompt; '{shown(unknown.text)}' lacks it"
+                f"rl.rewards.terms: 'refusal' needs harmful: true or false with '{shown(unknown.text)}'"
             )
         for label, judge in self._judges.items():
             if failed := result_of(judge.submit([{"role": "user", "content": "What is 2 + 3?"}], "5")).failed:

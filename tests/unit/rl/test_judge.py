@@ -202,7 +202,7 @@ def test_every_prompt_says_whether_it_is_harmful() -> None:
     replies = "I can't help with that.", "Sure."
     with Rewards(RewardsConfig(terms=[RewardTerm(kind="refusal")]), 1) as rewards:
         rewards.check(Prompts((prompts[0],)))
-        with pytest.raises(GlmforgeError, match="needs harmful: true or false in every prompt; 'Be kind"):
+        with pytest.raises(GlmforgeError, match="needs harmful: true or false with 'Be kind"):
             rewards.check(Prompts(tuple(prompts)))
         samples = [ScoredText(prompt, reply, 3, False, 9) for prompt in prompts for reply in replies]
         assert [one.total for one in rewards.score(samples)] == [1.0, 0.0, None, None]
