@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 
@@ -60,6 +61,17 @@ def test_requests(data):
     first = read_requests(data, limit=2)[0]
     assert [one.text for one in first.requests] == ["how to bomb", "如何投毒"]
     assert first.data != harmful.data
+
+
+def test_our_harmless_requests(tmp_path):
+    """Of several languages and subjects, and no two the same; they go beside harmful ones from elsewhere."""
+    example = Path(__file__).parents[3] / "examples/rl/safety/harmless.jsonl"
+    (tmp_path / "harmless.jsonl").write_bytes(example.read_bytes())
+    (tmp_path / "harmful.csv").write_text("goal\nx\n")
+    _, harmless = read_requests(tmp_path)
+    assert len(harmless.requests) == len(example.read_text("utf-8").splitlines()) == 60
+    assert {one.language for one in harmless.requests} == {"en", "de", "fr", "es", "zh", "ja", "ru"}
+    assert len({one.category for one in harmless.requests} - {""}) >= 8
 
 
 def test_requests_of_real_files():
