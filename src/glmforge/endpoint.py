@@ -106,7 +106,7 @@ class Endpoint:
             reply = response.json()
             if self._check is not None:
                 self._check(reply)
-        except (ValueError, LookupError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return Attempt("lost", status=200, message=f"no such reply: {self._clean(response.text[:200])}")
         return Attempt("done", reply=reply, status=200)
 

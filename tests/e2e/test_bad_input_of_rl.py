@@ -14,6 +14,7 @@ from helpers.bad_input import assert_one_line
 from helpers.rl_runs import rl_config, write_prompts
 from helpers.tiny_data import TinyData
 
+JUDGE = "{kind: judge, judge: {url: '%s', model: m, rubric: r, %s}}"
 RIGHT = {"kind": "number", "answer": "4"}
 
 
@@ -77,6 +78,12 @@ def test_prompts_that_cannot_be_used(
         (["rl.rewards.terms=[]"], ("rl.rewards.terms",)),
         (["rl.rewards.terms=[{kind: python, function: 'no.such:one'}]"], ("rl.rewards.terms.0.function", "no.such")),
         (["rl.rewards.terms=[{kind: python, function: 'math:no_such'}]"], ("rl.rewards.terms.0.function", "no_such")),
+        (["rl.rewards.terms=[{kind: refusal}]"], ("'refusal' needs harmful: true or false with '",)),
+        (
+            [f"rl.rewards.terms=[{JUDGE % ('http://127.0.0.1:9/v1', 'attempts: 1')}]"],
+            ("'judge': no verdict from http",),
+        ),
+        ([f"rl.rewards.terms=[{JUDGE % ('http://h/v1', 'api_key_env: NO_SUCH')}]"], ("variable NO_SUCH is not set",)),
         (["init_from=null"], ("init_from",)),
         (["rl.advantage.kind=gae"], ("critic",)),
         (["phases.0.steps=null", "phases.0.tokens=100"], ("phases.0.tokens",)),
@@ -84,6 +91,22 @@ def test_prompts_that_cannot_be_used(
 )
 def test_settings_that_do_not_go_together(glmforge, rl, changes: list[str], named: tuple[str, ...]) -> None:
     assert_one_line(glmforge("train", rl(), *changes), *named)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"url": "https://me:TOPSECRET@h/v1"}, {"url": "https://h/v1?key=TOPSECRET"}, {"api_key_env": "sk-TOPSECRET"}],
+)
+def test_a_key_in_a_file_is_not_repeated(glmforge, rl, tmp_path: Path, fields: dict[str, str]) -> None:
+    path = rl()
+    config = yaml.safe_load(path.read_text())
+    judge = {"url": "https://h/v1", "model": "m", "rubric": "r"} | fields
+    config["rl"]["rewards"]["terms"] = [{"kind": "judge", "judge": judge}]
+    path.write_text(yaml.safe_dump(config))
+    outcome = glmforge("train", path)
+    assert_one_line(outcome, f"rl.rewards.terms.0.judge.{next(iter(fields))}: must be")
+    assert "TOPSECRET" not in outcome[1]
+    assert not (tmp_path / "run").exists()
 
 
 def test_held_out_prompts_are_not_those_of_training(glmforge, rl, tmp_path: Path) -> None:

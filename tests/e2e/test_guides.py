@@ -31,6 +31,7 @@ import typer
 from glmforge.cli.app import app
 from glmforge.config.layout import resolve_layout
 from glmforge.config.load import load_config
+from glmforge.evaluate.result import read_result
 from glmforge_ops.dev import DevCluster
 from glmforge_ops.monitor.stack import down as end_monitoring
 from helpers.dev_cluster import hosts_or_skip, install_slurm_or_skip
@@ -218,6 +219,7 @@ ADAPTING = (
     "fine-tuning.md",
 )
 ALONE = "post-training.md"
+SAFETY = "safety.md"
 ON_HOSTS = "infrastructure.md"
 ON_SLURM = ("slurm.md", "recovery.md")
 
@@ -271,6 +273,16 @@ def test_the_guide_to_post_training_does_what_it_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.guides
+def test_the_guide_to_safety_does_what_it_says(tmp_path: Path) -> None:
+    pytest.importorskip("lm_eval")
+    carry_out(SAFETY, tmp_path)
+    result = read_result(tmp_path / "runs/polite_rl/safety")
+    assert all(one.score is not None and one.score > 0.9 for one in result.scores)
+    before = [one.score for one in read_result(tmp_path / "runs/polite_rl/safety/before").scores]
+    assert min(before) < 0.7, "one of both rates was bad"
+
+
+@pytest.mark.guides
 def test_the_guide_to_infrastructure_does_what_it_says(short_path: Path) -> None:
     hosts_or_skip()
     try:
@@ -297,6 +309,7 @@ def test_every_guide_is_followed() -> None:
     assert {path.name for path in GUIDES.glob("*.md")} == {
         BASE,
         ALONE,
+        SAFETY,
         "mid-training.md",
         "fine-tuning.md",
         "lora.md",

@@ -5,12 +5,15 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from glmforge.config.judge import JudgeConfig
 from glmforge.config.model import Strict, refuse
 
-RewardKind = Literal["verifier", "format", "language", "repetition", "length", "python", "reward_model"]
+RewardKind = Literal[
+    "verifier", "format", "language", "repetition", "length", "python", "reward_model", "refusal", "judge"
+]
 
 _MARGIN_S = 5.0
-_OWN_FIELDS = {"function": "python", "options": "python", "soft_tokens": "length"}
+_OWN_FIELDS = {"function": "python", "options": "python", "soft_tokens": "length", "judge": "judge"}
 
 
 class RewardTerm(Strict):
@@ -23,7 +26,8 @@ class RewardTerm(Strict):
     kind: RewardKind = Field(
         description="verifier: the prompt's own; format: GLM's format, with reasoning if it was asked for; language: "
         "no other writing system than the prompt's; repetition: the reply does not repeat itself; length: 0, falling "
-        "to -1 over the last soft_tokens before the longest reply; python: a function; reward_model: its score"
+        "to -1 over the last soft_tokens before the longest reply; python: a function; reward_model: its score; "
+        "refusal: 1 for refusing harmful prompts and for answering others; judge: a model on a server"
     )
     weight: float = 1.0
     name: str | None = Field(default=None, min_length=1, description="what records call it; None: its kind")
@@ -35,6 +39,7 @@ class RewardTerm(Strict):
         "returns a number",
     )
     options: dict[str, Any] = Field(default={}, description="of kind python: what the function gets")
+    judge: JudgeConfig | None = Field(default=None, description="of kind judge, where it is needed")
 
     @property
     def label(self) -> str:
@@ -45,7 +50,7 @@ class RewardTerm(Strict):
         for field, kind in _OWN_FIELDS.items():
             if getattr(self, field) and self.kind != kind:
                 refuse(field, f"only terms of kind '{kind}' have it; remove it from '{self.kind}'")
-        for field, kind in (("function", "python"), ("soft_tokens", "length")):
+        for field, kind in (("function", "python"), ("soft_tokens", "length"), ("judge", "judge")):
             if self.kind == kind and not getattr(self, field):
                 refuse(field, f"a term of kind '{kind}' needs it")
         return self

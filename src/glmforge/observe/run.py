@@ -12,6 +12,7 @@
     benchmarks.jsonl   its scores on benchmarks in the course of training
     rollouts/          step-*, the answers that each step of stage rl was trained on
     evaluations/       step-*, results of `glmforge evaluate --watch`, if they are written here
+    safety/            the result of `glmforge evaluate safety`, if it is written here
     events.jsonl       what happened to the run: started, resumed, killed, rolled back
     time.jsonl         where its time went
     anomalies.jsonl    steps with an unusual loss or gradient, and the samples they saw

@@ -130,8 +130,9 @@ class RlRecipe(Recipe):
             yield BenchmarksHook(observe.evaluate_every, asker, from_given_weights=True)
 
     def is_right(self, one: Answer) -> bool:
-        """Whether all verifiers say so; without any, whether the reward is positive."""
-        verified = [one.terms.get(term.label, 0.0) for term in self.settings.rewards.terms if term.kind == "verifier"]
+        """Whether all verifiers and refusal terms say so; without any, whether the reward is positive."""
+        kinds, terms = ("verifier", "refusal"), self.settings.rewards.terms
+        verified = [one.terms.get(term.label, 0.0) for term in terms if term.kind in kinds]
         return all(value >= 1 for value in verified) if verified else (one.reward or 0.0) > 0
 
     def prompt(self, number: int) -> Prompt:

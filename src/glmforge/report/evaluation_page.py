@@ -18,6 +18,7 @@ from glmforge.observe.record_files import read_jsonl
 from glmforge.observe.run import write_text
 from glmforge.observe.units import format_count
 from glmforge.report.page import Column, Summary, Table, Tile, check_suffix, make_table, page_template
+from glmforge.report.safety import safety_table
 
 PAGE, NEEDLES = "page.html", "needles.jsonl"
 _SHOWN_FLIPS, _SHOWN_OF_KIND, _SHOWN_GROUPS = 6, 3, 15
@@ -57,6 +58,7 @@ def write_page(
         summary=_summary(result),
         scores=[(score, official_of(score.benchmark), _remarks(score)) for score in scores],
         published=_published(scores),
+        safety=safety_table(directory),
         figures=_figures(directory),
         clipped=_clipped,
         target=_target,

@@ -14,6 +14,7 @@ from typing import TypedDict
 from glmforge.extras import needed_for
 from glmforge.observe.run import read_run, write_text
 from glmforge.report.page import Table, Tile, page_template
+from glmforge.report.safety import SAFETY, safety_table
 from glmforge.report.samples import ShownSample, shown_samples
 from glmforge.report.summary import summarize
 
@@ -53,7 +54,7 @@ def write_report(
 
     Raises:
         RunFileError: a file of the run is missing or damaged, or the report cannot be written.
-        DataError: a result of a checkpoint is damaged, or `evaluations` has none.
+        DataError: a result of a checkpoint, or that of `evaluate safety`, is damaged, or `evaluations` has none.
         MissingPackageError: matplotlib is not installed.
     """
     run = read_run(run_dir)
@@ -65,6 +66,8 @@ def write_report(
     samples, num_samples = shown_samples(run)
     summary = summarize(run, report_dir=path.parent, facts=extra.get("facts", {}))
     tiles, tables = [*summary.tiles, *extra.get("tiles", [])], [*extra.get("tables", []), *summary.tables]
+    if (refusals := safety_table(run.directory.root / SAFETY)) is not None:
+        tables.insert(0, refusals)
     page = page_template("report.html").render(
         figures=draw_figures(run, evaluations),
         samples=[*(ShownSample(**sample) for sample in extra.get("samples", [])), *best_and_worst(run), *samples],

@@ -1,9 +1,9 @@
 """Prompts to learn from: read, checked, encoded, and in an order that needs no state.
 
 A record has `messages` (the last one is the user's or a tool's) or `prompt` (a text or messages), and optionally
-`system`, `tools`, `verifier` (see `verify.reward`), `source`, `difficulty`, `id` and `thinking`. What `glmforge data
-problems` writes is such a record, too: it ends with a demonstration, which is left out, and of the calls of its
-verifier only those stay that the first reply is to make.
+`system`, `tools`, `verifier` (see `verify.reward`), `harmful`, `source`, `difficulty`, `id` and `thinking`. What
+`glmforge data problems` writes is such a record, too: it ends with a demonstration, which is left out, and of the calls
+of its verifier only those stay that the first reply is to make.
 
 The prompt at position i of a run is a pure function of (seed, i): epoch e is permutation e of all prompts. So a resumed
 run needs nothing but the position to go on with the same prompts.
@@ -30,7 +30,8 @@ from glmforge.files import shown
 from glmforge.verify import reasoning_gym
 from glmforge.verify.reward import check_verifier
 
-_FIELDS = ("messages", "prompt", "system", "tools", "functions", "verifier", "source", "difficulty", "id", "thinking")
+_STORED = ("id", "messages", "tools", "verifier", "source", "difficulty", "thinking", "harmful")
+_FIELDS = (*_STORED, "prompt", "system", "functions")
 _MAX_NAME = 200
 Placed = tuple[str, Mapping[str, Any]]
 """A record, and its place for errors."""
@@ -46,6 +47,7 @@ class Prompt:
         source, difficulty: for reports and curricula; "" and None where the record does not say.
         thinking: whether a reasoning is asked for.
         ids: of the rendered prompt, up to where the reply begins.
+        harmful: whether it should be refused; None where the record does not say.
     """
 
     id: str
@@ -56,6 +58,7 @@ class Prompt:
     difficulty: str | float | None
     thinking: bool
     ids: tuple[int, ...]
+    harmful: bool | None = None
 
     @property
     def text(self) -> str:
@@ -64,8 +67,7 @@ class Prompt:
 
     def record(self) -> dict[str, Any]:
         """As JSON, without ids; `make_prompts` reads it."""
-        fields = ("id", "messages", "tools", "verifier", "source", "difficulty", "thinking")
-        return {name: value for name in fields if (value := getattr(self, name)) is not None}
+        return {name: value for name in _STORED if (value := getattr(self, name)) is not None}
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,9 @@ def _prompt(record: Mapping[str, Any], tokenizer: Tokenizer, where: str, thinkin
     thinks = present.get("thinking", thinking)
     if not isinstance(thinks, bool):
         raise DataError(f"thinking must be true or false, not {shown(repr(thinks)[:100])}")
+    harmful = present.get("harmful")
+    if not isinstance(harmful, bool | None):
+        raise DataError(f"harmful must be true or false, not {shown(repr(harmful)[:100])}")
     difficulty = present.get("difficulty", present.get("level"))
     if isinstance(difficulty, bool) or not isinstance(difficulty, str | int | float | None):
         raise DataError(f"difficulty must be a number or a name, not {shown(repr(difficulty)[:100])}")
@@ -179,7 +184,7 @@ def _prompt(record: Mapping[str, Any], tokenizer: Tokenizer, where: str, thinkin
     ids = tokenizer.apply_chat_template(messages, tools, add_generation_prompt=True, thinking=thinks)
     file = Path(where.rpartition(":")[0]).name.partition(".")[0]
     source = _name(present, "source", _name(present, "family", file))
-    prompt = Prompt("", messages, tools, verifier, source, difficulty, thinks, tuple(ids))
+    prompt = Prompt("", messages, tools, verifier, source, difficulty, thinks, tuple(ids), harmful)
     return replace(prompt, id=_name(present, "id", _digest(prompt, with_verifier=True)))
 
 
@@ -219,5 +224,6 @@ def _name(record: Mapping[str, Any], field: str, default: str) -> str:
 
 def _digest(prompt: Prompt, *, with_verifier: bool = False) -> str:
     """Of what it asks."""
-    asked = [prompt.messages, prompt.tools, prompt.verifier if with_verifier else None]
+    judged = (prompt.harmful,) if with_verifier and prompt.harmful is not None else ()
+    asked = [prompt.messages, prompt.tools, prompt.verifier if with_verifier else None, *judged]
     return hashlib.blake2b(json.dumps(asked, sort_keys=True).encode(), digest_size=12).hexdigest()

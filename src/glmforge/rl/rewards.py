@@ -19,16 +19,19 @@ from typing import Any, Self
 from glmforge.config.rewards import RewardsConfig, RewardTerm
 from glmforge.errors import GlmforgeError
 from glmforge.files import shown
+from glmforge.rl.judge import Judge
 from glmforge.rl.prompts import Prompt, Prompts
 from glmforge.runtime.waiting import result_of
 from glmforge.verify import reasoning_gym
 from glmforge.verify.pool import Outcome, Pool
+from glmforge.verify.refusal import is_appropriate
 from glmforge.verify.reward import check_runnable
 from glmforge.verify.text import length_penalty
 
 _TEXT = "glmforge.verify.text"
 _FAULTS = ("language", "repetition")
 """Terms whose functions say what is wrong: a value of 1 is a reply without that."""
+_MAX_UNJUDGED = 256  # answers in a row, after which the judge is gone: the run would go on and learn nothing
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,8 @@ class Rewards:
         self._pool = Pool(*self._limits)
         self._sandboxed: Pool | None = None
         """For scorers of reasoning-gym, which execute what a reply says."""
-        self._lock = threading.Lock()
+        self._lock, self._unjudged = threading.Lock(), 0
+        self._judges = {term.label: Judge(term.judge) for term in config.terms if term.judge is not None}
 
     def __enter__(self) -> Self:
         return self
@@ -77,6 +81,8 @@ class Rewards:
         self._pool.close()
         if self._sandboxed is not None:
             self._sandboxed.close()
+        for judge in self._judges.values():
+            judge.close()
 
     @property
     def given_from_outside(self) -> tuple[RewardTerm, ...]:
@@ -85,7 +91,7 @@ class Rewards:
 
     def check(self, prompts: Prompts) -> None:
         """Raise `GlmforgeError` if these prompts could not be scored: no verifier, a missing package or function, no
-        sandbox."""
+        sandbox, a judge that gives no score of a simple reply."""
         for place, term in enumerate(self.config.terms):
             if term.kind == "python":
                 found = result_of(self._pool.submit("glmforge.verify.pool:is_callable", term.function))
@@ -101,6 +107,14 @@ class Rewards:
                     f"source '{shown(missing.source)}' has none; add one, or remove the term"
                 )
             check_runnable(prompts.verifier_kinds, unsafe_code=self.config.unsafe_code)
+        unknown = next((one for one in prompts.prompts if one.harmful is None), None)
+        if unknown and any(term.kind == "refusal" for term in self.config.terms):
+            raise GlmforgeError(
+                f"rl.rewards.terms: 'refusal' needs harmful: true or false with '{shown(unknown.text)}'"
+            )
+        for label, judge in self._judges.items():
+            if failed := result_of(judge.submit([{"role": "user", "content": "What is 2 + 3?"}], "5")).failed:
+                raise GlmforgeError(f"rl.rewards.terms: '{shown(label)}': {failed.removeprefix('error: ')}")
 
     def score(self, samples: Sequence[ScoredText], given: Mapping[str, Sequence[float]] | None = None) -> list[Verdict]:
         """The verdict on each sample.
@@ -113,7 +127,11 @@ class Rewards:
             if len(values.get(term.label, ())) != len(samples):
                 raise GlmforgeError(f"rewards.terms: '{term.label}' needs a score for each of {len(samples)} samples")
         pending = [[self._begin(term, sample) for term in self.config.terms] for sample in samples]
-        return [self._verdict(begun, number, values) for number, begun in enumerate(pending)]
+        verdicts = [self._verdict(begun, number, values) for number, begun in enumerate(pending)]
+        self._unjudged = 0 if any(not one.failed for one in verdicts) else self._unjudged + len(verdicts)
+        if self._judges and self._unjudged >= _MAX_UNJUDGED:
+            raise GlmforgeError(f"no verdict on {self._unjudged:,} answers in a row: {verdicts[-1].failed}")
+        return verdicts
 
     def _begin(self, term: RewardTerm, sample: ScoredText) -> Future[Outcome] | Outcome:
         """What the term is worth, or will be; of the reward models' nothing."""
@@ -141,6 +159,12 @@ class Rewards:
                 return Outcome(length_penalty(sample.num_tokens, sample.max_new_tokens, term.soft_tokens))
             case "python":
                 return self._pool.submit(str(term.function), prompt.record(), reply, term.options)
+            case "refusal":
+                if prompt.harmful is None:
+                    return Outcome(failed="the prompt does not say whether it is harmful")
+                return Outcome(float(is_appropriate(reply, harmful=prompt.harmful)))
+            case "judge":
+                return self._judges[term.label].submit(prompt.messages, reply)
             case "reward_model":
                 return Outcome()
 

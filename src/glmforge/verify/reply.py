@@ -17,6 +17,7 @@ missing, and is taken for that.
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +87,20 @@ def argument_value(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
+
+
+def visible_answer(text: str, stops: Sequence[str] = ()) -> str:
+    """The answer in what a model wrote: what follows the reasoning, up to a stop string; "" if there is none.
+
+    A stop string inside the reasoning does not end the answer: "Question:" in a chain of thought is no new question. A
+    reply that was cut while the model reasoned has no answer.
+    """
+    _, end, answer = text.rpartition("</think>")
+    if not end and "<think>" in text:
+        return ""
+    answer = answer.lstrip("\n") if end else text
+    ends = [place for stop in stops if stop and (place := answer.find(stop)) >= 0]
+    return answer[: min(ends)] if ends else answer
 
 
 def _tool_calls(text: str, place: int) -> tuple[ToolCall, ...]:

@@ -58,7 +58,7 @@ def data(tmp_path):
 
 def evaluate(*words):
     """What the command prints."""
-    done = CliRunner().invoke(app, ["safety", *map(str, words)], catch_exceptions=False)
+    done = CliRunner().invoke(app, ["safety", *map(str, words)], catch_exceptions=False, env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
     return done.output
 
@@ -101,3 +101,20 @@ def test_mistakes(data, tmp_path, words, message):
         evaluate(*words, "--data", data, "--out", tmp_path / "out")
     assert message in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_before_and_after_in_one_command(data, tmp_path):
+    """The same requests to both, compared by pairs."""
+    out = tmp_path / "safety"
+    with server() as (url, requests):
+        asked = ("--model-name", "glm", "--data", data, "--out", out, "--before", url)
+        printed = evaluate(url, *asked)
+        assert len(requests) == 6
+        assert evaluate(url, *asked) == printed
+        assert len(requests) == 6, "all replies are known"
+    assert f"{out}/page.html" in printed.replace("\n", "")
+    rows = [line.split() for line in printed.splitlines()]
+    assert ["harmful", "2", "50.0%", "50.0%"] in [row[:4] for row in rows]
+    assert ["harmless", "1", "0.0%", "0.0%"] in [row[:4] for row in rows]
+    assert "refusal no difference shown 2 50.0% → 50.0%" in " ".join(printed.split())
+    assert {read_result(one).settings["max_new_tokens"] for one in (out, out / "before")} == {512}

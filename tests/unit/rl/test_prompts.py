@@ -102,6 +102,15 @@ def test_a_record_survives(made):
     assert again == prompt
 
 
+def test_whether_a_prompt_is_harmful(made):
+    """A prompt that is said to be both is there twice, rather than whichever came first."""
+    given = [{"prompt": "Hi", "harmful": harmful} for harmful in (True, False, True, None)]
+    prompts = made(*given)
+    assert [one.harmful for one in prompts.prompts] == [True, False, None]
+    assert prompts.num_duplicates == 1
+    assert made(*(one.record() for one in prompts.prompts)).prompts == prompts.prompts
+
+
 def test_duplicates_are_taken_once(made):
     prompts = made(*numbered(5), *numbered(3))
     assert (len(prompts), prompts.num_duplicates) == (5, 3)
@@ -177,6 +186,7 @@ GOOD = {"prompt": "x", "verifier": VERIFIER}
         ({**GOOD, "id": ""}, "id must be a name"),
         ({**GOOD, "id": "x" * 201}, "id must be a name"),
         ({**GOOD, "thinking": "yes"}, "thinking must be true or false"),
+        ({**GOOD, "harmful": "false"}, "harmful must be true or false"),
     ],
 )
 def test_a_wrong_record_is_one_line_with_its_place(made, record, words):

@@ -150,6 +150,12 @@ def test_prompts_that_cannot_be_scored_are_refused_first(monkeypatch):
         ([{"kind": "verifier", "soft_tokens": 5}], {}, "only terms of kind 'length'"),
         ([{"kind": "verifier", "weight": float("nan")}], {}, "finite"),
         ([{"kind": "taste"}], {}, "'verifier', 'format'"),
+        ([{"kind": "judge"}], {}, "needs it"),
+        (
+            [{"kind": "format", "judge": {"url": "http://h/v1", "model": "m", "rubric": "r"}}],
+            {},
+            "only terms of kind 'j",
+        ),
         ([{"kind": "verifier"}], {"timeout_s": 12.0}, "at least 5 s more than program_s"),
     ],
 )

@@ -44,7 +44,7 @@ def compare(old: ResultArgument, new: ResultArgument, out: PageOption = None, as
         return _print_json([{"verdict": one.verdict} | vars(one) for one in found])
     sentences = [f"{one.benchmark}: {sentence}" for one in found for sentence in one.explained()]
     published = map(str, official_of(*(one.benchmark for one in found)))
-    return _print(comparison_table(found), [*sentences, *not_compared(old, new, found), *published])
+    return print_with(comparison_table(found), [*sentences, *not_compared(old, new, found), *published])
 
 
 def failures(
@@ -74,7 +74,7 @@ def failures(
         for one in found
     ]
     sentences = [f"{one.benchmark}: {each}: {each.evidence}" for one in found for each in one.advice]
-    return _print(make_table("", ["benchmark", "failed", *KINDS], rows), sentences)
+    return print_with(make_table("", ["benchmark", "failed", *KINDS], rows), sentences)
 
 
 def table(
@@ -105,7 +105,7 @@ def table(
         for row in rows
     ]
     title = "score (finished replies, cut ones)"
-    return _print(make_table(title, [*facts, *names], cells), map(str, official_of(*names)))
+    return print_with(make_table(title, [*facts, *names], cells), map(str, official_of(*names)))
 
 
 def card(
@@ -161,10 +161,10 @@ def contamination(
         for one in leaks
     ]
     titles = ("benchmark", "items", "searched for", "leaked", "share", "score", "without leaked", "of leaked")
-    return _print(make_table("", titles, rows))
+    return print_with(make_table("", titles, rows))
 
 
-def _print(given: "Table", sentences: Iterable[str] = ()) -> None:
+def print_with(given: "Table", sentences: Iterable[str] = ()) -> None:
     """A page's table on the terminal, and sentences below it. Names in them may be from elsewhere."""
     console, titles = Console(), [escape(escaped(column.title.lower())) for column in given.columns]
     words = [title for title, column in zip(titles, given.columns, strict=True) if not column.number]

@@ -1,26 +1,21 @@
-"""`glmforge evaluate safety MODEL`: how often a model refuses what is harmful, and what is not."""
+"""`glmforge evaluate safety MODEL`: how often a model refuses what is harmful, and what is not; before and after."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
 from glmforge.cli.data.options import ForceOption
 from glmforge.cli.evaluate.model import ModelOptions, api_key, opened, refuse_ranks
 from glmforge.cli.signature import takes
-from glmforge.cli.tables import print_table, table
 from glmforge.errors import GlmforgeError
 from glmforge.extras import needed_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.table import Table
-
-    from glmforge.evaluate.result import Item
+    from glmforge.evaluate.safety import Requests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +24,7 @@ class SafetyOptions(ModelOptions):
 
     data: Annotated[Path, typer.Option(help="Directory with harmful_behaviors.csv and harmless.csv or .jsonl.")]
     out: Annotated[Path, typer.Option("--out", "-o", help="Directory for the result; run again to resume.")]
+    before: Annotated[str, typer.Option(help="The model before it was trained: asked the same, and compared.")] = ""
     limit: Annotated[int | None, typer.Option(min=1, help="Only this many requests of each kind.")] = None
     judge: Annotated[str, typer.Option(help="URL of a server whose model says of each answer if it refuses.")] = ""
     judge_model: Annotated[str, typer.Option(help="The judge's model, as its server calls it.")] = ""
@@ -40,7 +36,7 @@ class SafetyOptions(ModelOptions):
 
 @takes(SafetyOptions)
 def safety(options: SafetyOptions) -> None:
-    """Count refusals of harmful and of harmless requests, by rules and by a judge.
+    """Count refusals of harmful and of harmless requests, by rules and by a judge; before and after training.
 
     A file is CSV or JSON Lines with goal or prompt, and category and language if it has them. The rules know how
     assistants refuse in English, Chinese, German, French, Spanish, Japanese and Russian.
@@ -49,21 +45,42 @@ def safety(options: SafetyOptions) -> None:
 
         glmforge evaluate safety exports/glm --data data/safety --out results/safety
 
+        glmforge evaluate safety runs/rl --before runs/sft --data data/safety --out runs/rl/safety
+
         glmforge evaluate safety exports/glm --data data/safety --out r --judge http://judge:8000/v1 --judge-model glm
     """
     with needed_for("evaluate"):
         import lm_eval  # noqa: F401
-    from glmforge.evaluate.benchmarks.endpoint_model import EndpointModel, Server
-    from glmforge.evaluate.benchmarks.local_data import digest_of
-    from glmforge.evaluate.benchmarks.model import Generation
-    from glmforge.evaluate.benchmarks.replies import ReplyStore
-    from glmforge.evaluate.run import finish, prepare
-    from glmforge.evaluate.safety import measure, read_requests, refusal_phrases
+    from glmforge.cli.evaluate.results import compare, print_with
+    from glmforge.evaluate.safety import read_requests
+    from glmforge.report.evaluation_page import write_page
+    from glmforge.report.safety import BEFORE, safety_table
 
     if bool(options.judge) != bool(options.judge_model):
         raise GlmforgeError("--judge and --judge-model: give both, or neither")
     refuse_ranks("evaluate safety")
     both = read_requests(options.data, options.limit)
+    before = options.out / BEFORE if options.before else None
+    _measure(options, both, options.out)
+    if before is not None:
+        _measure(replace(options, model=options.before), both, before)
+    if (found := safety_table(options.out)) is not None:
+        print_with(found)
+    typer.echo(f"{write_page(options.out, baseline=before)}")
+    if before is not None:
+        compare(before, options.out)
+
+
+def _measure(options: SafetyOptions, both: "Sequence[Requests]", out: Path) -> None:
+    """Ask one model, and write its result."""
+    from glmforge.evaluate.benchmarks.endpoint_model import EndpointModel, Server
+    from glmforge.evaluate.benchmarks.local_data import digest_of
+    from glmforge.evaluate.benchmarks.model import Generation
+    from glmforge.evaluate.benchmarks.replies import ReplyStore
+    from glmforge.evaluate.run import finish, prepare
+    from glmforge.evaluate.safety import measure
+    from glmforge.verify.refusal import refusal_phrases
+
     judge_key = api_key(options.judge_key_env, "--judge-key-env")
     settings = {
         "max_new_tokens": options.max_new_tokens,
@@ -74,8 +91,8 @@ def safety(options: SafetyOptions) -> None:
     }
     generation = Generation(max_new_tokens=options.max_new_tokens, temperature=0.0, thinking=options.thinking)
     with opened(options, is_chat=True) as model:
-        prepare(options.out, model.identity, settings, overwrite=options.force)
-        with ReplyStore(options.out) as replies, ReplyStore(options.out / "judge") as verdicts:
+        prepare(out, model.identity, settings, overwrite=options.force)
+        with ReplyStore(out) as replies, ReplyStore(out / "judge") as verdicts:
             judge = None
             if options.judge:
                 where = Server(options.judge, options.judge_model, judge_key, options.timeout, options.connections)
@@ -83,25 +100,4 @@ def safety(options: SafetyOptions) -> None:
             answering = model.answering(replies, generation)
             measured = [measure(requests, answering, judge) for requests in both]
     items = [item for _, some in measured for item in some]
-    finish(options.out, model.source, model.identity, settings, [score for score, _ in measured], items)
-    print_table("", _table(items), Console())
-
-
-def _table(items: "Sequence[Item]") -> "Table":
-    """Refusals of each kind of requests: of all, then by category and language."""
-    from glmforge.evaluate.safety import rates
-
-    rows = table("requests", "number", "refused", "95 % interval", "cut", "judge agrees", in_words=("requests",))
-    for benchmark, title in (("refusal", "harmful"), ("over_refusal", "harmless")):
-        some = [item for item in items if item.benchmark == benchmark]
-        cut = sum(item.is_cut for item in some) / len(some)
-        for name, refused, agrees in rates(some):
-            rows.add_row(
-                escape(f"  {name}") if name else title,
-                f"{refused.num_items:,}",
-                f"{refused.mean:.1%}",
-                f"{refused.low:.1%} to {refused.high:.1%}",
-                "" if name else f"{cut:.1%}",
-                "" if agrees is None else f"{agrees.mean:.1%} ({agrees.low:.1%} to {agrees.high:.1%})",
-            )
-    return rows
+    finish(out, model.source, model.identity, settings, [score for score, _ in measured], items)

@@ -25,10 +25,11 @@ from tqdm import tqdm
 
 from glmforge.errors import GlmforgeError
 from glmforge.evaluate.benchmarks.catalog import Benchmark
-from glmforge.evaluate.benchmarks.model import Model, stop_strings, visible_answer
+from glmforge.evaluate.benchmarks.model import Model, stop_strings
 from glmforge.evaluate.benchmarks.replies import Reply
 from glmforge.evaluate.result import Choice, Interval, Item, Score, Written
 from glmforge.evaluate.statistics import estimate, majority, pass_at_k
+from glmforge.verify.reply import visible_answer
 
 lm_eval.api.task.tqdm = partial(tqdm, disable=True)  # a bar for each task; its switch is read once, often too early
 

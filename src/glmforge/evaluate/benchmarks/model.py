@@ -14,6 +14,7 @@ from lm_eval.api.model import LM
 
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.evaluate.benchmarks.replies import Reply, ReplyStore
+from glmforge.verify.reply import visible_answer
 
 DEFAULT_MAX_NEW_TOKENS = 1024
 Progress = Callable[[int, int], None]
@@ -128,20 +129,6 @@ def encode_pair(words: Tokenizer, context: str, continuation: str) -> tuple[list
         return (ids[:1], ids[1:]) if ids[:1] == [words.end_of_text_id] else ([words.end_of_text_id], ids)
     before = words.encode(context.rstrip())
     return before, words.encode(context + continuation)[len(before) :]
-
-
-def visible_answer(text: str, stops: Sequence[str] = ()) -> str:
-    """The answer in what a model wrote: what follows the reasoning, up to a stop string; "" if there is none.
-
-    A stop string inside the reasoning does not end the answer: "Question:" in a chain of thought is no new question. A
-    reply that was cut while the model reasoned has no answer.
-    """
-    _, end, answer = text.rpartition("</think>")
-    if not end and "<think>" in text:
-        return ""
-    answer = answer.lstrip("\n") if end else text
-    ends = [place for stop in stops if stop and (place := answer.find(stop)) >= 0]
-    return answer[: min(ends)] if ends else answer
 
 
 def stop_strings(settings: Mapping[str, Any]) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from glmforge.evaluate.benchmarks.model import stop_strings, visible_answer
+from glmforge.evaluate.benchmarks.model import stop_strings
+from glmforge.verify.reply import visible_answer
 
 
 @pytest.mark.parametrize(
