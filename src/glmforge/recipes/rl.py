@@ -4,13 +4,13 @@ Prompts are `data.sources`, files of records; held-out ones `data.held_out`, tes
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from glmforge.backend.base import Backend
 from glmforge.backend.native import NativeBackend
 from glmforge.checkpoint.initial_weights import load_initial_weights
-from glmforge.config.rl import RlConfig
+from glmforge.config.rl import RlConfig, RolloutConfig
 from glmforge.config.rl_models import models_beside
 from glmforge.config.schema import RunConfig
 from glmforge.data.tokens.model_ids import with_ids_of
@@ -23,6 +23,7 @@ from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World
 from glmforge.recipes.recipe import Recipe
 from glmforge.recipes.same_run import check_same_data
+from glmforge.rl.agents.sampler import ENVIRONMENT, AgentSampler
 from glmforge.rl.held_out import HeldOut
 from glmforge.rl.prompts import Prompt, Prompts, make_prompts, read_prompts
 from glmforge.rl.rewards import Rewards
@@ -89,6 +90,9 @@ class RlRecipe(Recipe):
             reference=frozen.get("reference"),
             critic=None if self._critic is None else self._critic.model,
             reward_model=frozen.get("reward"),
+            sampler=None
+            if settings.agent is None
+            else self._agent_sampler(settings.rollout, backend.model, self.prompt),
             write=written,
         )
 
@@ -123,6 +127,9 @@ class RlRecipe(Recipe):
                 AnswerScorer(self.rewards, self.tokenizer, prompts.__getitem__, rollout.max_new_tokens),
                 num_samples=self.settings.held_out_samples,
                 is_right=self.is_right,
+                make_sampler=None
+                if self.settings.agent is None
+                else lambda config, model: self._agent_sampler(config, model, prompts.__getitem__),
                 stop_ids=self.config.model.eos_token_id,
                 vocab_size=self.tokenizer.vocab_size,
                 seed=self.config.seed,
@@ -130,13 +137,31 @@ class RlRecipe(Recipe):
             yield BenchmarksHook(observe.evaluate_every, asker, from_given_weights=True)
 
     def is_right(self, one: Answer) -> bool:
-        """Whether all verifiers say so; without any, whether the reward is positive."""
+        """Whether all verifiers say so; without any, whether the reward is positive. What an environment has rewarded
+        is right from 1 on."""
+        if ENVIRONMENT in one.terms:
+            return one.terms[ENVIRONMENT] >= 1
         verified = [one.terms.get(term.label, 0.0) for term in self.settings.rewards.terms if term.kind == "verifier"]
         return all(value >= 1 for value in verified) if verified else (one.reward or 0.0) > 0
 
     def prompt(self, number: int) -> Prompt:
         """The prompt with this number in the run's order, which has no end."""
         return self.prompts.at(number, self.config.seed)
+
+    def _agent_sampler(
+        self, rollout: RolloutConfig, model: ParallelModel, prompt_of: Callable[[int], Prompt]
+    ) -> AgentSampler:
+        assert self.settings.agent is not None, "the caller has looked"
+        return AgentSampler(
+            rollout,
+            self.settings.agent,
+            model,
+            tokenizer=self.tokenizer,
+            record_of=lambda number: prompt_of(number).record(),
+            seq_len=min(self.config.phases[0].seq_len, self.config.model.max_position_embeddings),
+            stop_ids=self.config.model.eos_token_id,
+            seed=self.config.seed,
+        )
 
     def _read(self, paths: list[Path]) -> Prompts:
         rollout, phase = self.settings.rollout, self.config.phases[0]

@@ -1,0 +1,107 @@
+"""The tokens of a conversation: what the model sampled stays as it was, and the next turn is put behind it.
+
+GLM's template drops the reasoning of earlier turns when a user speaks again, and text that is encoded again may be
+other tokens. A prompt that is rendered from messages is therefore not what the model has read and written before. Here
+only the messages of a new turn are rendered, behind an empty conversation whose tokens are cut off again; the tag that
+ends a reply (`<|observation|>`, `<|user|>`) is the one that begins the next turn, and is not written twice.
+
+A reply that ended in another tag keeps it. One that was cut gets none: that is what the template would have written.
+
+Shapes: P tokens of the opening, N behind it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from glmforge.data.chat.conversation import Conversation
+from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.errors import DataError
+from glmforge.generate.answer import Sample
+from glmforge.rl.samples import Answer
+
+Message = Mapping[str, Any]
+"""As OpenAI has it; see `Conversation`."""
+
+_CALL = {"function": {"name": "f", "arguments": {}}}
+_EMPTY = [{"role": "user", "content": "-"}, {"role": "assistant", "content": "-", "tool_calls": [_CALL]}]
+
+
+def opening(tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[Any], *, thinking: bool) -> list[int]:
+    """Ids of the messages before the first reply. Raises `DataError` for messages that cannot be."""
+    given = Conversation.from_messages(list(messages), list(tools), is_prompt=True)
+    return tokenizer.apply_chat_template(given.messages, given.tools, add_generation_prompt=True, thinking=thinking)
+
+
+def next_turn(tokenizer: Tokenizer, messages: Sequence[Message], *, thinking: bool) -> list[int]:
+    """Ids of the messages behind a reply (a user's, tools'), up to where the next one begins; the first id is the tag
+    of the first message. Raises `DataError`: messages that cannot be, or a template that cannot be continued."""
+    if any(one.get("role") == "assistant" for one in messages):
+        raise DataError("messages: a turn between two replies has none of the assistant's; remove it")
+    whole = Conversation.from_messages([*_EMPTY, *messages], is_prompt=True).messages
+    before = tokenizer.apply_chat_template(whole[:2], thinking=thinking)
+    ids = tokenizer.apply_chat_template(whole, add_generation_prompt=True, thinking=thinking)
+    if ids[: len(before)] != before or len(ids) == len(before):
+        raise DataError("chat_template: later messages change what is written of earlier ones; use GLM's template")
+    return ids[len(before) :]
+
+
+def bridged(ids: Sequence[int], turn: Sequence[int]) -> list[int]:
+    """What of `turn`, as `next_turn` gives it, is to be put behind ids that end with a reply."""
+    return list(turn[1:] if ids and ids[-1] == turn[0] else turn)
+
+
+class Transcript:
+    """A conversation as it was sampled.
+
+    Attributes:
+        ids: all tokens so far.
+    """
+
+    def __init__(self, opening: Sequence[int]) -> None:
+        self.ids, self._num_opening = list(opening), len(opening)
+        self._is_own: list[bool] = []
+        self._logprobs: list[float] = []
+        self._experts: NDArray[Any] | None = None
+        self._is_cut = False
+
+    @property
+    def num_new(self) -> int:
+        """Tokens behind the opening."""
+        return len(self._is_own)
+
+    def observe(self, ids: Sequence[int]) -> None:
+        """Tokens that the model has not written."""
+        self._add(ids, [0.0] * len(ids), is_own=False)
+
+    def reply(self, sample: Sample) -> None:
+        """What the model has written behind `ids`. Experts of tokens that were sampled before stay as they were."""
+        self._is_cut = sample.finished != "stop"
+        self._add(sample.tokens, [one.logprob for one in sample.logprobs], is_own=True)
+        if sample.details is not None and sample.details.experts_TMK is not None:
+            experts = sample.details.experts_TMK.numpy()
+            known = self._experts
+            self._experts = experts if known is None else np.concatenate((known, experts[len(known) :]))
+
+    def answer(self, number: int, sample: int, version: int, *, is_cut: bool = False) -> Answer:
+        """It ends with a reply. `is_cut`: it was to go on."""
+        own_N = np.array(self._is_own, dtype=bool)
+        return Answer(
+            prompt=number,
+            sample=sample,
+            prompt_P=np.array(self.ids[: self._num_opening], dtype=np.int32),
+            tokens_N=np.array(self.ids[self._num_opening :], dtype=np.int32),
+            logprobs_N=np.array(self._logprobs, dtype=np.float32),
+            versions_N=np.full(len(own_N), version, dtype=np.int32),
+            trained_N=None if own_N.all() else own_N,
+            begun=version,
+            finished="length" if is_cut or self._is_cut else "stop",
+            experts=self._experts,
+        )
+
+    def _add(self, ids: Sequence[int], logprobs: Sequence[float], *, is_own: bool) -> None:
+        self.ids += ids
+        self._is_own += [is_own] * len(ids)
+        self._logprobs += logprobs
