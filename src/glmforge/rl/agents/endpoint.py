@@ -171,7 +171,7 @@ class RecordingEndpoint:
         name = str(body.get("model", MODEL))
         context = _Context(self._tokenizer, (name,), self._max_positions, params.max_new_tokens)
         ask, talk = api.parse(body, context), api.talk(body)
-        if ask.params.num_samples > 1 or ask.params.has_grammar or ask.reasoning_budget is not None:
+        if ask.params.num_samples > 1 or ask.params.json_schema is not None or ask.reasoning_budget is not None:
             raise invalid(None, "n, schemas, budgets of thoughts, and stop while thinking, are not supported here")
         with session.lock:
             found = session.continued(talk)
