@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from glmforge.rl.agents.environment import Environment, Outcome
-from glmforge.rl.agents.tools import calculate
+from glmforge.rl.agents.tools import calculator
 from glmforge.verify.reply import MalformedReply, Reply
 
 
@@ -25,4 +25,4 @@ class Products(Environment):
         call = reply.tool_calls[0]
         if call.name != "calc" or call.arguments.keys() != {"e"} or self.calls_left < 0:
             raise MalformedReply("not a call of calc with the argument e")
-        return Outcome([{"role": "tool", "content": calculate(call.arguments["e"])}])
+        return Outcome([{"role": "tool", "content": calculator(call.arguments["e"])}])

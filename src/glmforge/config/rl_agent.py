@@ -19,27 +19,19 @@ class AgentConfig(Strict):
         pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
         description="'module:Class', a subclass of glmforge.rl.agents.environment.Environment",
     )
-    options: dict[str, Any] = Field(default={}, description="what the environment is made with")
-    program: list[str] | None = Field(
-        default=None,
-        min_length=1,
-        description="command of an agent, started for each sample with the prompt's record as JSON on standard input "
-        "and an endpoint in OPENAI_BASE_URL and ANTHROPIC_BASE_URL",
+    options: dict[str, Any] = Field(default={}, description="arguments of the environment's class")
+    program: list[str] = Field(
+        default=[], description="command started for each sample, with the prompt's record on standard input"
     )
-    tools: list[Literal["calculator", "python", "search"]] = Field(
-        default=[], description="built-in functions, for conversations without an environment of your own"
-    )
+    tools: list[Literal["calculator", "python", "search"]] = Field(default=[], description="built-in functions")
     corpus: YamlPath | None = Field(default=None, description="JSON lines with text, for the tool search")
     max_turns: PositiveInt = Field(default=8, description="replies in a conversation")
     timeout_s: PositiveFloat = Field(default=600.0, description="for a program; one that takes longer has failed")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        given = [name for name in ("environment", "program", "tools") if getattr(self, name)]
-        if len(given) != 1:
+        if sum(map(bool, (self.environment, self.program, self.tools))) != 1:
             refuse("environment", "set exactly one of environment, program and tools")
-        if self.options and not self.environment:
-            refuse("options", "go to an environment; name one, or remove them")
         if ("search" in self.tools) != (self.corpus is not None):
             refuse("corpus", "goes with the tool search; set both or neither")
         return self

@@ -128,12 +128,6 @@ def parse(body: Mapping[str, Any], context: Context) -> Ask:
     return replace(ask_for(talk, params, given.max_completion_tokens or given.max_tokens, context), **shared)
 
 
-@refusing()
-def talk_of(body: Mapping[str, Any]) -> Talk:
-    """The conversation of a body. Raises `ApiError`."""
-    return TalkBody.model_validate(body).talk()
-
-
 class _Choice:
     """What has been written of one answer."""
 

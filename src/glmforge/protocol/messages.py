@@ -172,12 +172,6 @@ def parse(body: Mapping[str, Any], context: Context) -> Ask:
 
 
 @refusing()
-def talk_of(body: Mapping[str, Any]) -> Talk:
-    """The conversation of a body. Raises `ApiError`."""
-    return _Body.model_validate(body).talk()
-
-
-@refusing()
 def count_tokens(body: Mapping[str, Any], context: Context) -> dict[str, Any]:
     """Tokens of the prompt that a body makes. Raises `ApiError`."""
     given = _Body.model_validate(body)

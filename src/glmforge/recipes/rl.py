@@ -6,11 +6,12 @@ Prompts are `data.sources`, files of records; held-out ones `data.held_out`, tes
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from glmforge.backend.base import Backend
 from glmforge.backend.native import NativeBackend
 from glmforge.checkpoint.initial_weights import load_initial_weights
-from glmforge.config.rl import RlConfig, RolloutConfig
+from glmforge.config.rl import RlConfig
 from glmforge.config.rl_models import models_beside
 from glmforge.config.schema import RunConfig
 from glmforge.data.tokens.model_ids import with_ids_of
@@ -24,7 +25,7 @@ from glmforge.parallel.world import World
 from glmforge.recipes.recipe import Recipe
 from glmforge.recipes.same_run import check_same_data
 from glmforge.rl.agents.sampler import ENVIRONMENT, AgentSampler
-from glmforge.rl.held_out import HeldOut
+from glmforge.rl.held_out import HeldOut, MakeSampler
 from glmforge.rl.prompts import Prompt, Prompts, make_prompts, read_prompts
 from glmforge.rl.rewards import Rewards
 from glmforge.rl.rollout import Asked
@@ -90,9 +91,7 @@ class RlRecipe(Recipe):
             reference=frozen.get("reference"),
             critic=None if self._critic is None else self._critic.model,
             reward_model=frozen.get("reward"),
-            sampler=None
-            if settings.agent is None
-            else self._agent_sampler(settings.rollout, backend.model, self.prompt),
+            sampler=self._agents(self.prompt)(settings.rollout, backend.model),
             write=written,
         )
 
@@ -127,9 +126,7 @@ class RlRecipe(Recipe):
                 AnswerScorer(self.rewards, self.tokenizer, prompts.__getitem__, rollout.max_new_tokens),
                 num_samples=self.settings.held_out_samples,
                 is_right=self.is_right,
-                make_sampler=None
-                if self.settings.agent is None
-                else lambda config, model: self._agent_sampler(config, model, prompts.__getitem__),
+                make_sampler=self._agents(prompts.__getitem__),
                 stop_ids=self.config.model.eos_token_id,
                 vocab_size=self.tokenizer.vocab_size,
                 seed=self.config.seed,
@@ -137,8 +134,7 @@ class RlRecipe(Recipe):
             yield BenchmarksHook(observe.evaluate_every, asker, from_given_weights=True)
 
     def is_right(self, one: Answer) -> bool:
-        """Whether all verifiers say so; without any, whether the reward is positive. What an environment has rewarded
-        is right from 1 on."""
+        """Whether all verifiers say so; without any, whether the reward is positive. An environment says so by 1."""
         if ENVIRONMENT in one.terms:
             return one.terms[ENVIRONMENT] >= 1
         verified = [one.terms.get(term.label, 0.0) for term in self.settings.rewards.terms if term.kind == "verifier"]
@@ -148,20 +144,13 @@ class RlRecipe(Recipe):
         """The prompt with this number in the run's order, which has no end."""
         return self.prompts.at(number, self.config.seed)
 
-    def _agent_sampler(
-        self, rollout: RolloutConfig, model: ParallelModel, prompt_of: Callable[[int], Prompt]
-    ) -> AgentSampler:
-        assert self.settings.agent is not None, "the caller has looked"
-        return AgentSampler(
-            rollout,
-            self.settings.agent,
-            model,
-            tokenizer=self.tokenizer,
-            record_of=lambda number: prompt_of(number).record(),
-            seq_len=min(self.config.phases[0].seq_len, self.config.model.max_position_embeddings),
-            stop_ids=self.config.model.eos_token_id,
-            seed=self.config.seed,
-        )
+    def _agents(self, prompt_of: Callable[[int], Prompt]) -> MakeSampler:
+        """Makes samplers of conversations with prompts of these numbers; of single answers None."""
+        agent, model = self.settings.agent, self.config.model
+        about: dict[str, Any] = {"tokenizer": self.tokenizer, "stop_ids": model.eos_token_id, "seed": self.config.seed}
+        about["seq_len"] = min(self.config.phases[0].seq_len, model.max_position_embeddings)
+        about["record_of"] = lambda number: prompt_of(number).record()
+        return lambda config, model: None if agent is None else AgentSampler(config, agent, model, **about)
 
     def _read(self, paths: list[Path]) -> Prompts:
         rollout, phase = self.settings.rollout, self.config.phases[0]

@@ -17,6 +17,8 @@ from glmforge.rl.rollout import Asked, Sampler
 from glmforge.rl.samples import Answer
 from glmforge.rl.source import Score
 
+MakeSampler = Callable[[RolloutConfig, ParallelModel], Sampler | None]
+
 
 class HeldOut:
     """Has a policy answer the same prompts each time; see `training.hooks.benchmarks.Asker`.
@@ -25,7 +27,7 @@ class HeldOut:
         prompts: by the name of their set.
         num_samples: to each prompt, beside the greedy answer.
         is_right: of a rewarded answer.
-        make_sampler: of settings and a model; None: single answers, with the engine of this process.
+        make_sampler: of settings and a model; where it gives None, single answers are sampled.
     """
 
     def __init__(
@@ -36,7 +38,7 @@ class HeldOut:
         *,
         num_samples: int,
         is_right: Callable[[Answer], bool],
-        make_sampler: Callable[[RolloutConfig, ParallelModel], Sampler] | None = None,
+        make_sampler: MakeSampler = lambda config, model: None,
         stop_ids: Sequence[int],
         vocab_size: int,
         seed: int,
@@ -68,10 +70,9 @@ class HeldOut:
     ) -> dict[int, list[tuple[bool, bool]]]:
         """Prompt -> of each of its answers, whether it is right and whether it was cut; on all ranks."""
         config = self.config.model_copy(update={"replay": False, **changes})
-        if self._make_sampler is not None:
-            sampler = self._make_sampler(config, model)
-        else:
-            sampler = Sampler(config, model, stop_ids=self._stop_ids, vocab_size=self._vocab_size, seed=self._seed)
+        sampler = self._make_sampler(config, model) or Sampler(
+            config, model, stop_ids=self._stop_ids, vocab_size=self._vocab_size, seed=self._seed
+        )
         answers = sampler.sample([one for some in self.prompts.values() for one in some], version=0, alive=alive)
         scored = self._score(answers, None) if sampler.runner.is_first else []
         mine = [(*one.key, self._is_right(one), one.is_cut) for one in scored if one.episode is None]

@@ -1,14 +1,13 @@
 """An endpoint that records: an agent's program keeps its SDK, and what it has sampled becomes samples to train on.
 
-A program speaks OpenAI's chat completions or Anthropic's Messages under an address of its own, which only it knows and
-which names its session. Prompts and replies are those of `glmforge.protocol`. A request whose messages go on behind the
-last reply of a conversation is bridged to its tokens (`conversation.py`), whatever has become of its reasoning on the
-way. Any other begins a conversation anew, with a rendered prompt: a further part of the same sample.
+A program speaks OpenAI's chat completions or Anthropic's Messages under an address that only it knows, its session.
+Prompts and replies are those of `glmforge.protocol`. A request whose messages go on behind the last reply of a
+conversation is bridged to its tokens (`conversation.py`), with or without the reasoning. Any other begins a
+conversation anew with a rendered prompt: a further part of the same sample.
 
-Answers are sampled as the run says: temperature, top-p, penalties, biases and the seed of a request are ignored,
-because log-probabilities are to be those of what is trained. Its stop strings and `max_tokens` count. What would change
-the distribution otherwise is refused: several answers to one request, schemas, budgets of thoughts. `stream` is
-answered as a stream that comes at once.
+Answers are sampled as the run says: temperature, top-p, penalties, biases and seed of a request are ignored, because
+log-probabilities are to be those that are trained. Its stop strings and `max_tokens` count. Refused is what would need
+another distribution: several answers to one request, schemas, budgets of thoughts. A stream comes all at once.
 
 It listens on this machine alone, for the time of a rollout.
 """
@@ -20,46 +19,35 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Self
 
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import GlmforgeError
 from glmforge.generate.answer import Sample, Update
-from glmforge.generate.params import RequestError, SamplingParams
+from glmforge.generate.params import SamplingParams
 from glmforge.protocol import chat, messages, openai
-from glmforge.protocol.body import read_body, refusing
+from glmforge.protocol.body import read_body
 from glmforge.protocol.prompt import Talk
 from glmforge.protocol.reply import Message, ReplyParser
-from glmforge.protocol.request import ApiError, Ask, Context, Event, Writer, invalid
+from glmforge.protocol.request import ApiError, Ask, Context, Writer, invalid
 from glmforge.rl.agents.conversation import Transcript, bridged, next_turn
 
 MAX_BODY = 16 << 20
-MODEL = "policy"
 
 
 class _Api(NamedTuple):
     parse: Callable[[Any, Context], Ask]
-    talk: Callable[[Any], Talk]
     writer: Callable[[Ask, Context, str], Writer]
     error: Callable[[ApiError], dict[str, Any]]
-    done: str = ""
+    done: str
 
 
+_CHAT = _Api(chat.parse, chat.ChatWriter, openai.error, "data: [DONE]\n\n")
 _APIS: Mapping[str, _Api] = {
-    "/v1/chat/completions": _Api(chat.parse, chat.talk_of, chat.ChatWriter, openai.error, "data: [DONE]\n\n"),
-    "/v1/messages": _Api(messages.parse, messages.talk_of, messages.MessagesWriter, messages.error),
+    "v1/chat/completions": _CHAT,
+    "v1/messages": _Api(messages.parse, messages.MessagesWriter, messages.error, ""),
 }
-
-
-@dataclass(frozen=True)
-class _Context:
-    """See `protocol.request.Context`: any name of a model is ours."""
-
-    tokenizer: Tokenizer
-    model_names: tuple[str, ...]
-    max_positions: int
-    default_max_tokens: int
-    created: int = 0
 
 
 @dataclass
@@ -76,6 +64,7 @@ class Session:
     """What one program does.
 
     Attributes:
+        params_of: how the reply to its request with a number is sampled.
         is_malformed: whether a reply had a call that was none.
     """
 
@@ -89,19 +78,17 @@ class Session:
 
     @property
     def transcripts(self) -> list[Transcript]:
-        return [one.transcript for one in self.conversations if one.transcript.num_new]
+        return [one.transcript for one in self.conversations]
 
-    def continued(self, talk: Talk) -> tuple[_Conversation, list[dict[str, Any]]] | None:
-        """The conversation that a request goes on with, and its new messages. It is taken."""
-        tools, given = [tool.written for tool in talk.tools], list(talk.messages)
+    def continued(self, talk: Talk, tools: list[dict[str, Any]]) -> tuple[_Conversation, list[dict[str, Any]]] | None:
+        """The conversation that a request goes on with, which is then taken, and its new messages."""
         for one in reversed(self.conversations):
-            if one.said is None or one.tools != tools or len(one.said) >= len(given):
+            known, new = one.said or [], talk.messages[len(one.said or ()) :]
+            if not known or not new or one.tools != tools or any(m["role"] == "assistant" for m in new):
                 continue
-            new = given[len(one.said) :]
-            if any(m["role"] == "assistant" for m in new) or not all(map(_is_same, one.said, given)):
-                continue
-            one.said = None
-            return one, new
+            if all(map(_is_same, known, talk.messages)):
+                one.said = None
+                return one, list(new)
         return None
 
 
@@ -117,12 +104,12 @@ class RecordingEndpoint:
         self, tokenizer: Tokenizer, ask: Callable[[Sequence[int], SamplingParams], Sample], max_positions: int
     ) -> None:
         self._tokenizer, self._ask, self._max_positions = tokenizer, ask, max_positions
+        self._assistant = tokenizer.special_id("<|assistant|>")
         self._sessions: dict[str, Session] = {}
-        self._server = _Server(("127.0.0.1", 0), _handler(self))
+        self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"endpoint": self}))
 
     def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -137,7 +124,7 @@ class RecordingEndpoint:
 
     @contextmanager
     def session(self, params_of: Callable[[int], SamplingParams], max_requests: int) -> Iterator[Session]:
-        """A session, for as long as its program runs; `params_of` gives those of its request with a number."""
+        """A session, for as long as its program runs."""
         session = Session(params_of, max_requests)
         self._sessions[session.name] = session
         try:
@@ -145,45 +132,65 @@ class RecordingEndpoint:
         finally:
             del self._sessions[session.name]
 
-    def answer(self, path: str, data: bytes) -> tuple[int, str, bytes]:
+    def answer(self, path: str, data: bytes) -> tuple[int, str, str]:
         """Status, content type and body of the answer to a request."""
-        name, _, route = path.removeprefix("/").partition("/")
-        api = _APIS.get(f"/{route.partition('?')[0]}", _APIS["/v1/chat/completions"])
+        name, _, route = path.removeprefix("/").partition("?")[0].partition("/")
+        api, session = _APIS.get(route, _CHAT), self._sessions.get(name)
         try:
-            session = self._sessions.get(name)
-            if session is None or f"/{route.partition('?')[0]}" not in _APIS:
-                raise ApiError(404, "not_found", f"no session has this address; ask {' or '.join(_APIS)} of your own")
-            ask, events, writer = self._reply(session, api, read_body(data))
-            if not ask.stream:
-                return 200, "application/json", json.dumps(writer.whole()).encode()
-            return 200, "text/event-stream", ("".join(map(_sent, events)) + api.done).encode()
-        except (RequestError, GlmforgeError) as error:
+            if session is None or route not in _APIS:
+                raise ApiError(404, "not_found", f"no session has this address, or it is not one of {', '.join(_APIS)}")
+            return self._answer(session, api, read_body(data))
+        except GlmforgeError as error:
             refusal = error if isinstance(error, ApiError) else ApiError(400, "invalid_request", str(error))
-            return refusal.status, "application/json", json.dumps(api.error(refusal)).encode()
+            return refusal.status, "application/json", json.dumps(api.error(refusal))
 
-    def _reply(self, session: Session, api: _Api, body: dict[str, Any]) -> tuple[Ask, list[Event], Writer]:
+    def _answer(self, session: Session, api: _Api, body: dict[str, Any]) -> tuple[int, str, str]:
         with session.lock:
             number = session.num_requests
             session.num_requests += 1
         if number >= session.max_requests:
-            raise invalid(None, f"a conversation has at most {session.max_requests} replies (rl.agent.max_turns)")
-        params = session.params_of(number)
-        name = str(body.get("model", MODEL))
-        context = _Context(self._tokenizer, (name,), self._max_positions, params.max_new_tokens)
-        ask, talk = api.parse(body, context), api.talk(body)
+            raise invalid(None, f"a program gets at most {session.max_requests} replies (rl.agent.max_turns)")
+        params, names = session.params_of(number), (str(body.get("model", "policy")),)
+        context: Any = SimpleNamespace(
+            tokenizer=self._tokenizer,
+            model_names=names,
+            max_positions=self._max_positions,
+            default_max_tokens=params.max_new_tokens,
+            created=0,
+        )
+        ask = api.parse(body, context)
         if ask.params.num_samples > 1 or ask.params.json_schema is not None or ask.reasoning_budget is not None:
             raise invalid(None, "n, schemas, budgets of thoughts, and stop while thinking, are not supported here")
+        sample = self._sample(session, ask, params)
+        writer = api.writer(ask, context, f"answer-{secrets.token_hex(8)}")
+        events = writer.begin()
+        for place, (token, logprob) in enumerate(zip(sample.tokens, sample.logprobs, strict=True)):
+            finished = sample.finished if place == len(sample.tokens) - 1 else None
+            events += writer.update(Update(0, 0, token, finished, logprob=logprob, stop=finished and sample.stop))
+        events += writer.end()
+        if not ask.stream:
+            return 200, "application/json", json.dumps(writer.whole())
+        sent = [(f"event: {one.name}\n" if one.name else "") + f"data: {json.dumps(one.data)}\n\n" for one in events]
+        return 200, "text/event-stream", "".join(sent) + api.done
+
+    def _sample(self, session: Session, ask: Ask, params: SamplingParams) -> Sample:
+        """The reply to a request, recorded."""
+        talk: Talk = ask.extra["talk"]
+        tools, turn = [tool.written for tool in talk.tools], list[int]()
         with session.lock:
-            found = session.continued(talk)
+            found = session.continued(talk, tools)
         if found is None:
-            conversation = _Conversation(Transcript(ask.prompt), [tool.written for tool in talk.tools])
-            turn: list[int] = []
-        else:
-            conversation, turn = found[0], self._turn(found[0], found[1], talk, ask.prompt)
+            conversation = _Conversation(Transcript(ask.prompt), tools)
+        else:  # the new messages, and what the rendered prompt has behind its last `<|assistant|>`
+            conversation, turn = found[0], next_turn(self._tokenizer, found[1], thinking=talk.thinking.enabled)
+            turn = (
+                bridged(conversation.transcript.ids, turn[: self._end(turn)])
+                + list(ask.prompt)[self._end(ask.prompt) :]
+            )
         prompt = [*conversation.transcript.ids, *turn]
         room = min(params.max_new_tokens, ask.params.max_new_tokens, self._max_positions - len(prompt))
         if room < 1:
-            raise invalid(None, f"the prompt has {len(prompt):,} tokens", "context_length_exceeded")
+            raise invalid(None, f"the prompt has {len(prompt):,} tokens; shorten it", "context_length_exceeded")
         stop_ids = (*params.stop_ids, *ask.params.stop_ids)
         sample = self._ask(prompt, replace(params, max_new_tokens=room, stop=ask.params.stop, stop_ids=stop_ids))
         conversation.transcript.observe(turn)
@@ -192,21 +199,10 @@ class RecordingEndpoint:
             conversation.said = [*talk.messages, self._message(session, ask, sample)]
             if found is None:
                 session.conversations.append(conversation)
-        writer = api.writer(ask, context, f"answer-{secrets.token_hex(8)}")
-        events = writer.begin()
-        for update in _updates(sample):
-            events += writer.update(update)
-        return ask, events + writer.end(), writer
+        return sample
 
-    def _turn(
-        self, conversation: _Conversation, new: list[dict[str, Any]], talk: Talk, prompt: Sequence[int]
-    ) -> list[int]:
-        """The tokens of new messages, and what the rendered prompt has behind its last `<|assistant|>`."""
-        assistant = self._tokenizer.special_id("<|assistant|>")
-        turn = next_turn(self._tokenizer, new, thinking=talk.thinking.enabled)
-        end = len(prompt) - list(reversed(prompt)).index(assistant)
-        turn = turn[: len(turn) - list(reversed(turn)).index(assistant)]
-        return [*bridged(conversation.transcript.ids, turn), *prompt[end:]]
+    def _end(self, ids: Sequence[int]) -> int:
+        return len(ids) - ids[::-1].index(self._assistant)
 
     def _message(self, session: Session, ask: Ask, sample: Sample) -> dict[str, Any]:
         """A reply as a client hands it back."""
@@ -222,65 +218,42 @@ class RecordingEndpoint:
 
 def _is_same(known: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
     """But for space, and for a reasoning that was left out."""
-    reasoning = given.get("reasoning_content") or known.get("reasoning_content")
-    return (
-        known["role"] == given["role"]
-        and _words(known.get("content")) == _words(given.get("content"))
-        and _words(known.get("reasoning_content")) == _words(reasoning)
-        and list(map(_call, known.get("tool_calls", ()))) == list(map(_call, given.get("tool_calls", ())))
+    return _facts(known) == _facts(given) and _words(given.get("reasoning_content")) in (
+        [],
+        _words(known.get("reasoning_content")),
     )
+
+
+def _facts(message: Mapping[str, Any]) -> object:
+    calls = [(one["function"]["name"], one["function"].get("arguments")) for one in message.get("tool_calls", ())]
+    said = [(name, read_body(some.encode() or b"{}") if isinstance(some, str) else some or {}) for name, some in calls]
+    return message["role"], _words(message.get("content")), said
 
 
 def _words(text: str | None) -> list[str]:
     return (text or "").split()
 
 
-def _call(call: Mapping[str, Any]) -> tuple[str, Any]:
-    function = call["function"]
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        with refusing("messages"):
-            arguments = read_body(arguments.encode(errors="replace") or b"{}")
-    return function["name"], arguments or {}
-
-
-def _updates(sample: Sample) -> Iterator[Update]:
-    """The reply as an engine tells of it."""
-    last = len(sample.tokens) - 1
-    for place, token in enumerate(sample.tokens):
-        ends = {"finished": sample.finished, "stop": sample.stop} if place == last else {"finished": None}
-        yield Update(0, 0, token, logprob=sample.logprobs[place], num_cached=sample.num_cached, **ends)
-
-
-def _sent(event: Event) -> str:
-    name = "" if event.name is None else f"event: {event.name}\n"
-    return f"{name}data: {json.dumps(event.data)}\n\n"
-
-
 class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 1024
+    daemon_threads, request_queue_size = True, 1024
 
 
-def _handler(endpoint: RecordingEndpoint) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        timeout = 60.0
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version, timeout = "HTTP/1.1", 60.0
+    endpoint: RecordingEndpoint
 
-        def do_POST(self) -> None:
-            size = self.headers.get("content-length", "")
-            if not size.isdecimal() or int(size[:20]) > MAX_BODY:
-                self.close_connection = True
-                self.send_error(413)
-                return
-            status, kind, content = endpoint.answer(self.path, self.rfile.read(int(size)))
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+    def do_POST(self) -> None:
+        size = self.headers.get("content-length", "")
+        if not size.isdecimal() or int(size[:20]) > MAX_BODY:
+            self.close_connection = True
+            self.send_error(413)
+            return
+        status, kind, content = self.endpoint.answer(self.path, self.rfile.read(int(size)))
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content.encode())
 
-        def log_message(self, *args: Any) -> None:
-            """Nothing."""
-
-    return Handler
+    def log_message(self, *_: Any) -> None:
+        """Nothing."""

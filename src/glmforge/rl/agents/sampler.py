@@ -1,28 +1,25 @@
 """Conversations sampled with the weights that are trained, where they lie: `Sampler` for agents.
 
-Each conversation runs in a thread: with an environment (`_with_environment`), or as a program that talks to an endpoint
-(`endpoint.py`). Whoever needs a reply asks for it and waits; the caller's thread steps the engine for all of them
-(`Turns`), so replies of many conversations are computed together. Of ranks that share requests the first one has the
-conversations and tells the others what is asked for; those return no answers.
+Each conversation runs in a thread: with an environment, or as a program that talks to an endpoint (`endpoint.py`). Who
+needs a reply waits for it; the caller's thread steps the engine for all of them (`Turns`), so replies of many
+conversations are computed together. Of ranks that share requests the first one has the conversations, and tells the
+others what is asked for; those return no answers.
 
-A seed is made of the run's seed, the prompt, the sample and the tokens before the reply. Which replies are computed
-together depends on how fast environments are, so that sampling again may differ by rounding. Experts of a turn are
-recorded when it is sampled; with `rollout.replay` the engine therefore computes what came before it again.
+A seed is made of the run's seed, the prompt, the sample and the tokens or requests before the reply. Which replies are
+computed together depends on how fast environments are, so sampling again may differ by rounding. With `rollout.replay`
+the engine computes what came before a turn again, to record its experts.
 
-An environment or a program that fails says nothing about the policy: its sample has no reward and is not trained on.
+An environment or a program that fails says nothing of the policy: its sample has no reward and is not trained on.
 """
 
 import json
 import logging
 import os
-import signal
 import subprocess
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from queue import Empty, SimpleQueue
-from tempfile import TemporaryFile
 from typing import Any
 
 from glmforge.config.rl import RolloutConfig
@@ -33,90 +30,72 @@ from glmforge.generate.answer import Sample
 from glmforge.generate.config import EngineConfig
 from glmforge.generate.engine import Engine
 from glmforge.generate.params import RequestError, SamplingParams
+from glmforge.generate.sharded import ShardedModel
 from glmforge.observe.alive import Alive, quiet
 from glmforge.parallel.model import ParallelModel
 from glmforge.rl.agents.conversation import Transcript, bridged, next_turn, opening
-from glmforge.rl.agents.endpoint import RecordingEndpoint, Session
-from glmforge.rl.agents.environment import Environment, environment_of
+from glmforge.rl.agents.endpoint import RecordingEndpoint
+from glmforge.rl.agents.environment import environment_of
 from glmforge.rl.exchange import gathered
 from glmforge.rl.rollout import PAGE_SIZE, Asked, Sampler
 from glmforge.rl.samples import Answer
-from glmforge.runtime.waiting import result_of
+from glmforge.runtime.waiting import STEP_S
 from glmforge.verify.reply import MalformedReply, parse_reply
 
 logger = logging.getLogger(__name__)
 
 ENVIRONMENT = "environment"
-"""The term of a reward that an environment or a program has given."""
+"""The term of a reward that an environment has given, or the endpoint for a malformed call."""
 _IDLE_S = 0.001
-_MAX_OUTPUT = 1 << 16
-
-
-class ProgramFailed(Exception):
-    """An agent's program has ended with an error, or not in time."""
+_Waiting = tuple[tuple[int, ...], SamplingParams, Future[Sample]]
 
 
 class Turns:
     """Replies of an engine, which one thread steps for many that wait."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine, self._lock, self._is_closed = engine, threading.Lock(), False
-        self._asked: SimpleQueue[tuple[tuple[int, ...], SamplingParams, Future[Sample]]] = SimpleQueue()
-        self._open: dict[int, tuple[Sample, Future[Sample]]] = {}
+    def __init__(self, engine: Engine, runner: ShardedModel) -> None:
+        self._engine, self._runner, self._is_over = engine, runner, False
+        self._asked: SimpleQueue[_Waiting] = SimpleQueue()
 
     def ask(self, ids: Sequence[int], params: SamplingParams) -> Sample:
         """A reply, in any thread. Raises `RequestError` for what can never be served."""
         future: Future[Sample] = Future()
-        with self._lock:
-            if self._is_closed:
-                raise GlmforgeError("the rollout has ended")
-            self._asked.put((tuple(ids), params, future))
-        return result_of(future)
+        self._asked.put((tuple(ids), params, future))
+        while not self._is_over:
+            with suppress(TimeoutError):
+                return future.result(STEP_S)
+        raise GlmforgeError("the rollout has ended")
 
     def serve(self, is_open: Callable[[], bool], alive: Alive) -> None:
         """Step until no rank has a conversation that is open. Collective."""
+        waiting: dict[int, tuple[Sample, Future[Sample]]] = {}
         try:
-            while self._engine.runner.anyone(is_open()):
+            while self._runner.anyone(is_open()):
                 alive("generation, agents' replies")
                 for ids, params, future in self._new():
                     try:
-                        self._open[self._engine.add(ids, params)] = Sample(), future
+                        waiting[self._engine.add(ids, params)] = Sample(), future
                     except RequestError as error:
                         future.set_exception(error)
                 for update in self._engine.step():
-                    sample, future = self._open[update.request]
+                    sample, future = waiting[update.request]
                     sample.add(update)
                     if update.finished is not None:
-                        del self._open[update.request]
                         future.set_result(sample)
         finally:
-            self._close()
+            self._is_over = True
 
-    def _new(self) -> list[tuple[tuple[int, ...], SamplingParams, Future[Sample]]]:
-        new = []
+    def _new(self) -> list[_Waiting]:
+        new: list[_Waiting] = []
         with suppress(Empty):
             new.append(self._asked.get(timeout=_IDLE_S if self._engine.is_idle else 0))
             while True:
                 new.append(self._asked.get_nowait())
-        runner: Any = self._engine.runner
-        if not runner.shares_requests:
+        if not self._runner.shares_requests:
             return new
-        told = [(ids, params) for ids, params, _ in new]
-        parts = gathered((runner.share, runner.is_first, told))
-        if runner.is_first:
-            return new
-        told = next(part for share, is_first, part in parts if is_first and share == runner.share)
-        return [(ids, params, Future()) for ids, params in told]
-
-    def _close(self) -> None:
-        with self._lock:
-            self._is_closed = True
-        waiting = [future for _, future in self._open.values()]
-        with suppress(Empty):
-            while True:
-                waiting.append(self._asked.get_nowait()[2])
-        for future in waiting:
-            future.set_exception(GlmforgeError("the rollout has ended"))
+        parts = gathered((self._runner.share, [one[:2] for one in new]))  # only first ranks have any
+        shared = [one for share, some in parts if share == self._runner.share for one in some]
+        return new if self._runner.is_first else [(*one, Future()) for one in shared]
 
 
 class AgentSampler(Sampler):
@@ -125,6 +104,7 @@ class AgentSampler(Sampler):
     Args:
         record_of: the record of the prompt with a number; see `prompts.Prompt.record`.
         seq_len: tokens that a conversation, or a part of it, may have.
+        other: as `Sampler`.
     """
 
     def __init__(
@@ -132,17 +112,14 @@ class AgentSampler(Sampler):
         config: RolloutConfig,
         agent: AgentConfig,
         model: ParallelModel,
-        *,
         tokenizer: Tokenizer,
         record_of: Callable[[int], Mapping[str, Any]],
         seq_len: int,
-        stop_ids: Sequence[int],
-        seed: int,
+        **other: Any,
     ) -> None:
-        super().__init__(config, model, stop_ids=stop_ids, vocab_size=tokenizer.vocab_size, seed=seed)
-        self.agent, self.tokenizer, self.seq_len = agent, tokenizer, seq_len
-        self._record_of = record_of
-        self._environment = environment_of(agent) if agent.program is None else None
+        super().__init__(config, model, vocab_size=tokenizer.vocab_size, **other)
+        self.agent, self.tokenizer, self.seq_len, self._record_of = agent, tokenizer, seq_len, record_of
+        self._environment = None if agent.program else environment_of(agent)
 
     def sample(
         self,
@@ -158,129 +135,91 @@ class AgentSampler(Sampler):
         mine = asked[self.runner.share :: self.runner.num_shares] if self.runner.is_first else []
         at_once = self.config.max_sequences
         with self.runner.session():
-            num_pages = at_once * (self.seq_len // PAGE_SIZE + 2) + 1
-            size = min(self.config.cache_bytes, num_pages * self.runner.page_bytes(PAGE_SIZE))
-            engine = Engine(self.runner, EngineConfig(size, PAGE_SIZE, max_sequences=at_once), tokenizer=self.tokenizer)
-            turns = Turns(engine)
-            has_endpoint = self.agent.program is not None and bool(mine)
-            endpoint = RecordingEndpoint(self.tokenizer, turns.ask, self.seq_len) if has_endpoint else None
+            most_pages = at_once * (self.seq_len // PAGE_SIZE + 2) + 1
+            size = min(self.config.cache_bytes, most_pages * self.runner.page_bytes(PAGE_SIZE))
+            engine_config = EngineConfig(size, PAGE_SIZE, max_sequences=at_once)
+            turns = Turns(Engine(self.runner, engine_config, tokenizer=self.tokenizer), self.runner)
+            endpoint = RecordingEndpoint(self.tokenizer, turns.ask, self.seq_len) if self.agent.program else None
             with endpoint or nullcontext(), ThreadPoolExecutor(at_once, "agent") as pool:
-                futures = [
-                    pool.submit(self._episode, one, sample, version, turns, endpoint)
-                    for one in mine
-                    for sample in range(self.config.group_size)
-                ]
+                episodes = [(one, sample) for one in mine for sample in range(self.config.group_size)]
+                futures = [pool.submit(self._episode, *one, version, turns, endpoint) for one in episodes]
                 try:
                     turns.serve(lambda: not all(future.done() for future in futures), alive)
                 finally:
                     pool.shutdown(cancel_futures=True)
             self._refuse_differing_weights()
-        answers = [one for future in futures for one in future.result()]
-        return [one if one.experts is None else one.changed(experts=one.experts.astype(self._dtype)) for one in answers]
+        return [one for future in futures for one in future.result()]
 
     def _episode(
         self, asked: Asked, sample: int, version: int, turns: Turns, endpoint: RecordingEndpoint | None
     ) -> list[Answer]:
-        """The answers of one sample: one, or as many as the program began prompts anew."""
-        record = self._record_of(asked.number)
+        """The answers of one sample: one, or as many as the program began prompts."""
+        number, record, is_cut = asked.number, self._record_of(asked.number), False
+        reward: float | None
         try:
             if endpoint is None:
-                return [self._with_environment(asked.number, sample, version, turns, record)]
-            return self._with_program(asked.number, sample, version, endpoint, record)
-        except (GlmforgeError, RequestError):
+                transcript, reward, is_cut = self._with_environment(number, sample, turns, record)
+                transcripts = [transcript]
+            else:
+                transcripts, reward = self._with_program(number, sample, endpoint, record)
+        except GlmforgeError:
             raise
-        except Exception as error:  # noqa: BLE001 - an environment's own code: its sample is not trained on
+        except Exception as error:  # noqa: BLE001 - of an environment's own code: its sample is not trained on
             words = f"{ENVIRONMENT}: {type(error).__name__}: {error}".replace("\n", " ")[:300]
-            logger.warning("prompt %d, sample %d has failed: %s", asked.number, sample, words)
-            transcript = Transcript(asked.ids)
-            return [transcript.answer(asked.number, sample, version).changed(failed=words)]
+            logger.warning("prompt %d, sample %d has failed: %s", number, sample, words)
+            return [Transcript(asked.ids).answer(number, sample, version).changed(failed=words)]
+        given = {} if reward is None else {"reward": reward, "terms": {ENVIRONMENT: reward}}
+        answers = []
+        for place, one in enumerate(transcripts):
+            answer = one.answer(number, sample + place * self.config.group_size, version, is_cut=is_cut)
+            experts = None if answer.experts is None else answer.experts.astype(self._dtype)
+            answers.append(answer.changed(episode=sample if place else None, experts=experts, **given))
+        return answers
 
     def _with_environment(
-        self, number: int, sample: int, version: int, turns: Turns, record: Mapping[str, Any]
-    ) -> Answer:
+        self, number: int, sample: int, turns: Turns, record: Mapping[str, Any]
+    ) -> tuple[Transcript, float | None, bool]:
+        """A conversation, its reward (None: `rl.rewards` judge) and whether it was to go on."""
         assert self._environment is not None, "there is no program"
-        environment: Environment = self._environment()
-        thinking = bool(record.get("thinking", self.config.thinking))
+        environment, thinking, longest = self._environment(), record["thinking"], self.config.max_new_tokens
         ids = opening(self.tokenizer, environment.reset(record), environment.tools, thinking=thinking)
-        if len(ids) + self.config.max_new_tokens > self.seq_len:
-            raise GlmforgeError(
-                f"prompt {number}: opens with {len(ids):,} tokens, which with rl.rollout.max_new_tokens = "
-                f"{self.config.max_new_tokens:,} are more than {self.seq_len:,}; raise phases.0.seq_len"
-            )
-        transcript, reward, is_cut = Transcript(ids), None, False
-        for turn in range(1, self.agent.max_turns + 1):
-            params = self._params(self._seed(number, sample, transcript.num_new), 1, transcript.num_new)
-            reply = turns.ask(transcript.ids, params)
+        if len(ids) + longest > self.seq_len:
+            problem = f"opens with {len(ids):,} tokens, too many beside rl.rollout.max_new_tokens = {longest:,}"
+            raise GlmforgeError(f"prompt {number}: {problem}; raise phases.0.seq_len")
+        transcript = Transcript(ids)
+        for left in reversed(range(self.agent.max_turns)):
+            known = transcript.num_new
+            reply = turns.ask(transcript.ids, self._params(self._seed(number, sample, known), 1, known))
             transcript.reply(reply)
             if reply.finished != "stop":
-                reward = 0.0
                 break
             try:
                 outcome = environment.step(parse_reply(self.tokenizer.decode(reply.tokens[:-1])))
             except MalformedReply:
-                reward = 0.0
-                break
+                return transcript, 0.0, False
             if not outcome.messages:
-                reward = outcome.reward
-                break
+                return transcript, outcome.reward, False
             ids = bridged(transcript.ids, next_turn(self.tokenizer, outcome.messages, thinking=thinking))
-            if turn == self.agent.max_turns or transcript.num_new + len(ids) >= self.config.max_new_tokens:
-                reward, is_cut = 0.0, True
+            if not left or transcript.num_new + len(ids) >= longest:
                 break
             transcript.observe(ids)
-        return _rewarded(transcript.answer(number, sample, version, is_cut=is_cut), reward)
+        return transcript, 0.0, True
 
     def _with_program(
-        self, number: int, sample: int, version: int, endpoint: RecordingEndpoint, record: Mapping[str, Any]
-    ) -> list[Answer]:
-        def params_of(num_known: int) -> SamplingParams:
-            return self._params(self._seed(number, sample, num_known), 1)
-
-        with endpoint.session(params_of, self.agent.max_turns) as session:
-            reward = self._run(endpoint, session, record)
-        if not session.transcripts:
-            raise ProgramFailed("it has made no request that was answered")
-        reward = 0.0 if session.is_malformed else reward
-        group_size = self.config.group_size
-        parts = [
-            one.answer(number, sample + place * group_size, version) for place, one in enumerate(session.transcripts)
-        ]
-        return [_rewarded(one.changed(episode=sample if place else None), reward) for place, one in enumerate(parts)]
-
-    def _run(self, endpoint: RecordingEndpoint, session: Session, record: Mapping[str, Any]) -> float | None:
-        """Run the program to its end; the reward, if the last line that it prints is a JSON object with one."""
-        assert self.agent.program is not None, "there is one"
-        with TemporaryFile() as output, TemporaryFile() as given:
-            given.write(json.dumps(dict(record)).encode())
-            given.seek(0)
-            with subprocess.Popen(
+        self, number: int, sample: int, endpoint: RecordingEndpoint, record: Mapping[str, Any]
+    ) -> tuple[list[Transcript], float | None]:
+        """What a program's session has recorded, and 0 if a call in it was malformed."""
+        with endpoint.session(
+            lambda n: self._params(self._seed(number, sample, n), 1), self.agent.max_turns
+        ) as session:
+            subprocess.run(
                 self.agent.program,
-                stdin=given,
-                stdout=output,
+                input=json.dumps(dict(record)).encode(),
+                stdout=subprocess.DEVNULL,
                 env=os.environ | endpoint.variables(session),
-                start_new_session=True,
-            ) as process:
-                try:
-                    status = process.wait(self.agent.timeout_s)
-                except subprocess.TimeoutExpired:
-                    raise ProgramFailed(f"took longer than {self.agent.timeout_s:g} s") from None
-                finally:
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-            if status:
-                raise ProgramFailed(f"ended with status {status}")
-            written = os.pread(output.fileno(), _MAX_OUTPUT, max(0, os.fstat(output.fileno()).st_size - _MAX_OUTPUT))
-        return _reward_in(written.decode(errors="replace"))
-
-
-def _reward_in(output: str) -> float | None:
-    last = (output.strip().splitlines() or [""])[-1]
-    with suppress(ValueError, RecursionError):
-        said = json.loads(last)
-        if isinstance(said, dict) and isinstance(reward := said.get("reward"), int | float):
-            return float(reward)
-    return None
-
-
-def _rewarded(answer: Answer, reward: float | None) -> Answer:
-    return answer if reward is None else answer.changed(reward=reward, terms={ENVIRONMENT: reward})
+                timeout=self.agent.timeout_s,
+                check=True,
+            )
+        if not session.transcripts:
+            raise RuntimeError("the program asked for no reply")
+        return session.transcripts, 0.0 if session.is_malformed else None

@@ -1,143 +1,105 @@
 """Functions for agents: a calculator, Python in the sandbox, search over a local corpus.
 
-What is wrong with an argument is told to the model as the result ("error: ..."): it may try again.
+A function takes texts and returns one; its name, docstring and arguments are what the model is told of it. What is
+wrong with an argument is the result ("error: ..."): the model may try again.
 """
 
 import ast
+import inspect
 import math
 import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from glmforge.data.chat.read import read_records
 from glmforge.errors import DataError
-from glmforge.files import shown
 from glmforge.verify.sandbox import run_program
 
+Tool = Callable[..., str]
 PROGRAM_S = 10.0
-_MAX_BITS = 4096
-"""Of a number while it is computed."""
+NUM_FOUND = 3
+_MAX_CHARACTERS = 1000
+"""Of an expression, and so about of its value's digits."""
 _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.USub: operator.neg, ast.UAdd: operator.pos,
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Tool:
-    """A function of texts; `parameters`: what each argument is. All of them are required."""
-
-    name: str
-    description: str
-    parameters: dict[str, str]
-    function: Callable[..., str]
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        """As the chat template writes it."""
-        properties = {name: {"type": "string", "description": said} for name, said in self.parameters.items()}
-        parameters = {"type": "object", "properties": properties, "required": list(properties)}
-        function = {"name": self.name, "description": self.description, "parameters": parameters}
-        return {"type": "function", "function": function}
+def schema_of(tool: Tool) -> dict[str, Any]:
+    """As the chat template writes it; all arguments are required."""
+    properties = {name: {"type": "string"} for name in inspect.signature(tool).parameters}
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    function = {"name": tool.__name__, "description": tool.__doc__, "parameters": parameters}
+    return {"type": "function", "function": function}
 
 
 def tools_named(names: Sequence[str], corpus: Path | None = None) -> list[Tool]:
     """Raises `GlmforgeError`: no sandbox for Python, no corpus that can be read."""
-    found = []
-    for name in names:
-        if name == "calculator":
-            found.append(
-                Tool(name, "Compute + - * / // % ** and brackets.", {"expression": "such as 2*(3+4)"}, calculate)
-            )
-        elif name == "python":
-            run_program("")
-            found.append(Tool(name, "Run a program; returns what it prints.", {"code": "Python"}, run_python))
-        else:
-            assert corpus is not None, "checked with the configuration"
-            search = Corpus.read(corpus).search
-            found.append(Tool(name, "Search documents; returns the best ones.", {"query": "words"}, search))
-    return found
+    if "python" in names:
+        run_program("")
+    known: list[Tool] = [calculator, python, *([] if corpus is None else [search_over(read_corpus(corpus))])]
+    return [tool for tool in known if tool.__name__ in names]
 
 
-def calculate(expression: str) -> str:
-    """The value of an arithmetic expression: whole numbers exactly, others to 10 digits."""
+def calculator(expression: str) -> str:
+    """Computes + - * / // % and brackets: whole numbers exactly, others to 10 digits."""
     try:
-        value = _value(ast.parse(expression.strip()[:1000], mode="eval").body)
+        value = _value(ast.parse(expression.strip()[:_MAX_CHARACTERS], mode="eval").body)
         return str(value) if isinstance(value, int) else f"{value:.10g}"
-    except (SyntaxError, ValueError, ArithmeticError, TypeError, RecursionError, MemoryError):
-        return "error: not an expression of + - * / // % ** that has a value"
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
+        return "error: not an expression of + - * / // % that has a value"
 
 
 def _value(node: ast.AST) -> int | float:
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-        return _bounded(node.value)
-    if isinstance(node, ast.UnaryOp) and type(node.op) in _OPERATORS:
-        return _bounded(_OPERATORS[type(node.op)](_value(node.operand)))
-    if isinstance(node, ast.BinOp):
-        left, right = _value(node.left), _value(node.right)
-        if isinstance(node.op, ast.Pow):
-            if abs(right) > _MAX_BITS or (isinstance(left, int) and left.bit_length() * abs(right) > _MAX_BITS):
-                raise ValueError("too large")
-            return _bounded(left**right)
-        if type(node.op) in _OPERATORS:
-            return _bounded(_OPERATORS[type(node.op)](left, right))
-    raise ValueError("no arithmetic")
+        return node.value  # type: ignore[return-value]
+    parts = [node.operand] if isinstance(node, ast.UnaryOp) else []
+    parts = [node.left, node.right] if isinstance(node, ast.BinOp) else parts
+    kind = type(getattr(node, "op", None))
+    if not parts or kind not in _OPERATORS:
+        raise ValueError("no arithmetic")
+    found: int | float = _OPERATORS[kind](*map(_value, parts))
+    return found
 
 
-def _bounded(value: Any) -> int | float:
-    if isinstance(value, complex) or (isinstance(value, int) and value.bit_length() > _MAX_BITS):
-        raise ValueError("too large")
-    return value if isinstance(value, int) else float(value)
-
-
-def run_python(code: str) -> str:
-    """What a program prints, in the sandbox; of one that fails the last line of its error, too."""
+def python(code: str) -> str:
+    """Runs a program and returns what it prints."""
     finished = run_program(code, timeout_s=PROGRAM_S)
-    if finished.reason == "time":
-        return f"{finished.output}\nerror: took longer than {PROGRAM_S:g} s".strip()
-    problem = f"\nerror: {finished.errors.strip().rpartition(chr(10))[2]}" if finished.status else ""
-    return f"{finished.output}{problem}".strip()
+    problem = finished.errors.strip().rpartition("\n")[2] if finished.status else ""
+    problem = f"took longer than {PROGRAM_S:g} s" if finished.reason == "time" else problem
+    return finished.output.strip() + (f"\nerror: {problem}" if problem else "")
 
 
-class Corpus:
-    """Documents, found by BM25 (Robertson and Zaragoza, 2009) with k1 = 1.2, b = 0.75. Held in memory."""
+def read_corpus(path: Path) -> list[str]:
+    """The field `text` of JSON lines. Raises `DataError`."""
+    records = [(raw.where, raw.parse().get("text")) for raw in read_records([path], ["text"])]
+    if wrong := next((where for where, text in records if not isinstance(text, str)), None):
+        raise DataError(f"{wrong}: has nothing to search; add the field text")
+    return [str(text) for _, text in records]
 
-    def __init__(self, documents: Sequence[str], num_found: int = 3) -> None:
-        self._documents, self._num_found = documents, num_found
-        self._counts = [Counter(_words(one)) for one in documents]
-        self._holding = Counter(word for counts in self._counts for word in counts)
-        self._mean = sum(counts.total() for counts in self._counts) / max(1, len(documents)) or 1.0
 
-    @classmethod
-    def read(cls, path: Path) -> "Corpus":
-        """JSON lines, of which `text` is searched. Raises `DataError`."""
-        documents = []
-        for raw in read_records([path], ["text"]):
-            text = raw.parse().get("text")
-            if not isinstance(text, str) or not text.strip():
-                raise DataError(f"{raw.where}: needs a text to search; add the field text")
-            documents.append(text)
-        if not documents:
-            raise DataError(f"{shown(path)}: has no documents")
-        return cls(documents)
+def search_over(documents: Sequence[str]) -> Tool:
+    """A search by BM25 (Robertson and Zaragoza, 2009; k1 = 1.2, b = 0.75)."""
+    counts = [Counter(_words(one)) for one in documents]
+    holding = Counter(word for one in counts for word in one)
+    mean = sum(one.total() for one in counts) / max(1, len(counts)) or 1.0
 
-    def search(self, query: str) -> str:
-        """The best documents, the best one first."""
+    def score(one: Counter[str], word: str) -> float:
+        rarity = math.log1p((len(documents) - holding[word] + 0.5) / (holding[word] + 0.5))
+        return rarity * one[word] * 2.2 / (one[word] + 1.2 * (0.25 + 0.75 * one.total() / mean))
+
+    def search(query: str) -> str:
+        """Finds the documents that fit the words of a query best."""
         words = set(_words(query))
-        scores = [(self._score(counts, words), -place) for place, counts in enumerate(self._counts)]
-        best = sorted((one for one in scores if one[0] > 0), reverse=True)[: self._num_found]
-        return "\n\n".join(self._documents[-place] for _, place in best) or "error: no document has such words"
+        scores = [(sum(score(one, word) for word in words), -place) for place, one in enumerate(counts)]
+        best = sorted((one for one in scores if one[0] > 0), reverse=True)[:NUM_FOUND]
+        return "\n\n".join(documents[-place] for _, place in best) or "error: no document has such words"
 
-    def _score(self, counts: Counter[str], words: set[str]) -> float:
-        number, length, score = len(self._documents), counts.total() / self._mean, 0.0
-        for word in words & counts.keys():
-            rarity = math.log1p((number - self._holding[word] + 0.5) / (self._holding[word] + 0.5))
-            score += rarity * counts[word] * 2.2 / (counts[word] + 1.2 * (0.25 + 0.75 * length))
-        return score
+    return search
 
 
 def _words(text: str) -> list[str]:
