@@ -58,6 +58,7 @@ class Transcript:
 
     Attributes:
         ids: all tokens so far.
+        is_cut: whether it was to go on.
     """
 
     def __init__(self, opening: Sequence[int]) -> None:
@@ -65,7 +66,7 @@ class Transcript:
         self._is_own: list[bool] = []
         self._logprobs: list[float] = []
         self._experts: NDArray[Any] | None = None
-        self._is_cut = False
+        self.is_cut = False
 
     @property
     def num_new(self) -> int:
@@ -74,19 +75,23 @@ class Transcript:
 
     def observe(self, ids: Sequence[int]) -> None:
         """Tokens that the model has not written."""
-        self._add(ids, [0.0] * len(ids), is_own=False)
+        self.ids += ids
+        self._is_own += [False] * len(ids)
+        self._logprobs += [0.0] * len(ids)
 
     def reply(self, sample: Sample) -> None:
         """What the model has written behind `ids`. Experts of tokens that were sampled before stay as they were."""
-        self._is_cut = sample.finished != "stop"
-        self._add(sample.tokens, [one.logprob for one in sample.logprobs], is_own=True)
+        self.is_cut = sample.finished != "stop"
+        self.ids += sample.tokens
+        self._is_own += [True] * len(sample.tokens)
+        self._logprobs += [one.logprob for one in sample.logprobs]
         if sample.details is not None and sample.details.experts_TMK is not None:
             experts = sample.details.experts_TMK.numpy()
             known = self._experts
             self._experts = experts if known is None else np.concatenate((known, experts[len(known) :]))
 
-    def answer(self, number: int, sample: int, version: int, *, is_cut: bool = False) -> Answer:
-        """It ends with a reply. `is_cut`: it was to go on."""
+    def answer(self, number: int, sample: int, version: int) -> Answer:
+        """As a sample of the prompt with a number."""
         own_N = np.array(self._is_own, dtype=bool)
         return Answer(
             prompt=number,
@@ -97,11 +102,6 @@ class Transcript:
             versions_N=np.full(len(own_N), version, dtype=np.int32),
             trained_N=None if own_N.all() else own_N,
             begun=version,
-            finished="length" if is_cut or self._is_cut else "stop",
+            finished="length" if self.is_cut else "stop",
             experts=self._experts,
         )
-
-    def _add(self, ids: Sequence[int], logprobs: Sequence[float], *, is_own: bool) -> None:
-        self.ids += ids
-        self._is_own += [is_own] * len(ids)
-        self._logprobs += logprobs

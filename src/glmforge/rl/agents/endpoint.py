@@ -12,6 +12,7 @@ another distribution: several answers to one request, schemas, budgets of though
 It listens on this machine alone, for the time of a rollout.
 """
 
+import itertools
 import json
 import secrets
 import threading
@@ -72,7 +73,7 @@ class Session:
     max_requests: int
     name: str = field(default_factory=lambda: secrets.token_hex(16))
     is_malformed: bool = False
-    num_requests: int = 0
+    numbers: Iterator[int] = field(default_factory=itertools.count)
     lock: threading.Lock = field(default_factory=threading.Lock)
     conversations: list[_Conversation] = field(default_factory=list)
 
@@ -145,19 +146,12 @@ class RecordingEndpoint:
             return refusal.status, "application/json", json.dumps(api.error(refusal))
 
     def _answer(self, session: Session, api: _Api, body: dict[str, Any]) -> tuple[int, str, str]:
-        with session.lock:
-            number = session.num_requests
-            session.num_requests += 1
+        number = next(session.numbers)
         if number >= session.max_requests:
             raise invalid(None, f"a program gets at most {session.max_requests} replies (rl.agent.max_turns)")
         params, names = session.params_of(number), (str(body.get("model", "policy")),)
-        context: Any = SimpleNamespace(
-            tokenizer=self._tokenizer,
-            model_names=names,
-            max_positions=self._max_positions,
-            default_max_tokens=params.max_new_tokens,
-            created=0,
-        )
+        facts = {"model_names": names, "default_max_tokens": params.max_new_tokens, "created": 0}
+        context: Any = SimpleNamespace(tokenizer=self._tokenizer, max_positions=self._max_positions, **facts)
         ask = api.parse(body, context)
         if ask.params.num_samples > 1 or ask.params.json_schema is not None or ask.reasoning_budget is not None:
             raise invalid(None, "n, schemas, budgets of thoughts, and stop while thinking, are not supported here")
@@ -218,10 +212,8 @@ class RecordingEndpoint:
 
 def _is_same(known: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
     """But for space, and for a reasoning that was left out."""
-    return _facts(known) == _facts(given) and _words(given.get("reasoning_content")) in (
-        [],
-        _words(known.get("reasoning_content")),
-    )
+    reasoning = _words(given.get("reasoning_content"))
+    return _facts(known) == _facts(given) and reasoning in ([], _words(known.get("reasoning_content")))
 
 
 def _facts(message: Mapping[str, Any]) -> object:

@@ -154,12 +154,10 @@ class AgentSampler(Sampler):
         self, asked: Asked, sample: int, version: int, turns: Turns, endpoint: RecordingEndpoint | None
     ) -> list[Answer]:
         """The answers of one sample: one, or as many as the program began prompts."""
-        number, record, is_cut = asked.number, self._record_of(asked.number), False
-        reward: float | None
+        number, record = asked.number, self._record_of(asked.number)
         try:
             if endpoint is None:
-                transcript, reward, is_cut = self._with_environment(number, sample, turns, record)
-                transcripts = [transcript]
+                transcripts, reward = self._with_environment(number, sample, turns, record)
             else:
                 transcripts, reward = self._with_program(number, sample, endpoint, record)
         except GlmforgeError:
@@ -171,15 +169,15 @@ class AgentSampler(Sampler):
         given = {} if reward is None else {"reward": reward, "terms": {ENVIRONMENT: reward}}
         answers = []
         for place, one in enumerate(transcripts):
-            answer = one.answer(number, sample + place * self.config.group_size, version, is_cut=is_cut)
+            answer = one.answer(number, sample + place * self.config.group_size, version)
             experts = None if answer.experts is None else answer.experts.astype(self._dtype)
             answers.append(answer.changed(episode=sample if place else None, experts=experts, **given))
         return answers
 
     def _with_environment(
         self, number: int, sample: int, turns: Turns, record: Mapping[str, Any]
-    ) -> tuple[Transcript, float | None, bool]:
-        """A conversation, its reward (None: `rl.rewards` judge) and whether it was to go on."""
+    ) -> tuple[list[Transcript], float | None]:
+        """A conversation and its reward; None: `rl.rewards` judge."""
         assert self._environment is not None, "there is no program"
         environment, thinking, longest = self._environment(), record["thinking"], self.config.max_new_tokens
         ids = opening(self.tokenizer, environment.reset(record), environment.tools, thinking=thinking)
@@ -196,14 +194,15 @@ class AgentSampler(Sampler):
             try:
                 outcome = environment.step(parse_reply(self.tokenizer.decode(reply.tokens[:-1])))
             except MalformedReply:
-                return transcript, 0.0, False
+                return [transcript], 0.0
             if not outcome.messages:
-                return transcript, outcome.reward, False
+                return [transcript], outcome.reward
             ids = bridged(transcript.ids, next_turn(self.tokenizer, outcome.messages, thinking=thinking))
             if not left or transcript.num_new + len(ids) >= longest:
                 break
             transcript.observe(ids)
-        return transcript, 0.0, True
+        transcript.is_cut = True
+        return [transcript], 0.0
 
     def _with_program(
         self, number: int, sample: int, endpoint: RecordingEndpoint, record: Mapping[str, Any]
