@@ -1,4 +1,4 @@
-"""Clients of other people speak to the recording endpoint; replies are written by the test, and their tokens recorded."""
+"""Clients of others speak to the recording endpoint; replies are written by the test, and their tokens recorded."""
 
 import http.client
 import json
@@ -18,7 +18,8 @@ from glmforge.rl.agents.endpoint import RecordingEndpoint, Session
 from helpers.tiny_data import TinyData
 
 TOOL = {"name": "calc", "parameters": {"properties": {"e": {"type": "string"}}}}
-CALL = "\n<think>It is easy.</think>\n<tool_call>calc\n<arg_key>e</arg_key>\n<arg_value>2*3</arg_value>\n</tool_call><|observation|>"
+ARGUMENT = "<arg_key>e</arg_key>\n<arg_value>2*3</arg_value>\n"
+CALL = f"\n<think>It is easy.</think>\n<tool_call>calc\n{ARGUMENT}</tool_call><|observation|>"
 QUESTION: dict[str, Any] = {"role": "user", "content": "How much is 2*3?"}
 
 
