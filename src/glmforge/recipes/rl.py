@@ -60,8 +60,10 @@ class RlRecipe(Recipe):
         self.fingerprint = {"prompts": _digest(self.prompts), "tokenizer": self.tokenizer.fingerprint}
         check_same_data(lambda: {"data.sources": self.fingerprint["prompts"]})
         self.rewards = Rewards(self.settings.rewards)
+        has_environment = self.settings.agent is not None and self.settings.agent.environment is not None
         for prompts in (self.prompts, *self.held_out.values()):
-            self.rewards.check(prompts)
+            if prompts.verifier_kinds != {""} or not has_environment:  # which may give all rewards itself
+                self.rewards.check(prompts)
         self._critic: NativeBackend | None = None
 
     def source(self, config: RunConfig, backend: Backend) -> RolloutSource:

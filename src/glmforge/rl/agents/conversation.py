@@ -1,11 +1,9 @@
 """The tokens of a conversation: what the model sampled stays as it was, and the next turn is put behind it.
 
 GLM's template drops the reasoning of earlier turns when a user speaks again, and text that is encoded again may be
-other tokens. A prompt that is rendered from messages is therefore not what the model has read and written before. Here
-only the messages of a new turn are rendered, behind an empty conversation whose tokens are cut off again; the tag that
-ends a reply (`<|observation|>`, `<|user|>`) is the one that begins the next turn, and is not written twice.
-
-A reply that ended in another tag keeps it. One that was cut gets none: that is what the template would have written.
+other tokens. So only the messages of a new turn are rendered, behind an empty conversation whose tokens are cut off
+again; the tag that ends a reply (`<|observation|>`, `<|user|>`) begins the next turn, and is not written twice. A reply
+that ended in another tag keeps it. One that was cut gets none, as the template would have it.
 
 Shapes: P tokens of the opening, N behind it.
 """
@@ -59,7 +57,11 @@ class Transcript:
     Attributes:
         ids: all tokens so far.
         is_cut: whether it was to go on.
+        tools, said: of a program's conversation its functions and messages; `said` is None while it is answered.
     """
+
+    tools: Sequence[Mapping[str, Any]] = ()
+    said: Sequence[Message] | None = None
 
     def __init__(self, opening: Sequence[int]) -> None:
         self.ids, self._num_opening = list(opening), len(opening)

@@ -16,7 +16,7 @@ import itertools
 import json
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,12 +27,11 @@ from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.errors import GlmforgeError
 from glmforge.generate.answer import Sample, Update
 from glmforge.generate.params import SamplingParams
-from glmforge.protocol import chat, messages, openai
+from glmforge.protocol import chat, messages, openai, reply
 from glmforge.protocol.body import read_body
 from glmforge.protocol.prompt import Talk
-from glmforge.protocol.reply import Message, ReplyParser
 from glmforge.protocol.request import ApiError, Ask, Context, Writer, invalid
-from glmforge.rl.agents.conversation import Transcript, bridged, next_turn
+from glmforge.rl.agents.conversation import Message, Transcript, bridged, next_turn
 
 MAX_BODY = 16 << 20
 
@@ -45,19 +44,8 @@ class _Api(NamedTuple):
 
 
 _CHAT = _Api(chat.parse, chat.ChatWriter, openai.error, "data: [DONE]\n\n")
-_APIS: Mapping[str, _Api] = {
-    "v1/chat/completions": _CHAT,
-    "v1/messages": _Api(messages.parse, messages.MessagesWriter, messages.error, ""),
-}
-
-
-@dataclass
-class _Conversation:
-    """A part of a session; `said`: its messages, None while a reply is awaited."""
-
-    transcript: Transcript
-    tools: list[dict[str, Any]]
-    said: list[dict[str, Any]] | None = None
+_MESSAGES = _Api(messages.parse, messages.MessagesWriter, messages.error, "")
+_APIS = {"v1/chat/completions": _CHAT, "v1/messages": _MESSAGES}
 
 
 @dataclass
@@ -75,21 +63,16 @@ class Session:
     is_malformed: bool = False
     numbers: Iterator[int] = field(default_factory=itertools.count)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    conversations: list[_Conversation] = field(default_factory=list)
+    transcripts: list[Transcript] = field(default_factory=list)
 
-    @property
-    def transcripts(self) -> list[Transcript]:
-        return [one.transcript for one in self.conversations]
-
-    def continued(self, talk: Talk, tools: list[dict[str, Any]]) -> tuple[_Conversation, list[dict[str, Any]]] | None:
+    def continued(self, talk: Talk, tools: Sequence[Message]) -> tuple[Transcript, Sequence[Message]] | None:
         """The conversation that a request goes on with, which is then taken, and its new messages."""
-        for one in reversed(self.conversations):
-            known, new = one.said or [], talk.messages[len(one.said or ()) :]
-            if not known or not new or one.tools != tools or any(m["role"] == "assistant" for m in new):
-                continue
-            if all(map(_is_same, known, talk.messages)):
+        for one in reversed(self.transcripts):
+            known, new = one.said or (), talk.messages[len(one.said or ()) :]
+            is_next = known and new and one.tools == tools and all(m["role"] != "assistant" for m in new)
+            if is_next and all(map(_is_same, known, talk.messages)):
                 one.said = None
-                return one, list(new)
+                return one, new
         return None
 
 
@@ -174,49 +157,47 @@ class RecordingEndpoint:
         with session.lock:
             found = session.continued(talk, tools)
         if found is None:
-            conversation = _Conversation(Transcript(ask.prompt), tools)
+            transcript = Transcript(ask.prompt)
+            transcript.tools = tools
         else:  # the new messages, and what the rendered prompt has behind its last `<|assistant|>`
-            conversation, turn = found[0], next_turn(self._tokenizer, found[1], thinking=talk.thinking.enabled)
-            turn = (
-                bridged(conversation.transcript.ids, turn[: self._end(turn)])
-                + list(ask.prompt)[self._end(ask.prompt) :]
-            )
-        prompt = [*conversation.transcript.ids, *turn]
+            transcript, turn = found[0], next_turn(self._tokenizer, found[1], thinking=talk.thinking.enabled)
+            turn = bridged(transcript.ids, turn[: self._end(turn)]) + list(ask.prompt)[self._end(ask.prompt) :]
+        prompt = [*transcript.ids, *turn]
         room = min(params.max_new_tokens, ask.params.max_new_tokens, self._max_positions - len(prompt))
         if room < 1:
             raise invalid(None, f"the prompt has {len(prompt):,} tokens; shorten it", "context_length_exceeded")
         stop_ids = (*params.stop_ids, *ask.params.stop_ids)
         sample = self._ask(prompt, replace(params, max_new_tokens=room, stop=ask.params.stop, stop_ids=stop_ids))
-        conversation.transcript.observe(turn)
-        conversation.transcript.reply(sample)
+        transcript.observe(turn)
+        transcript.reply(sample)
         with session.lock:
-            conversation.said = [*talk.messages, self._message(session, ask, sample)]
+            transcript.said = [*talk.messages, self._reply(session, ask, sample)]
             if found is None:
-                session.conversations.append(conversation)
+                session.transcripts.append(transcript)
         return sample
 
     def _end(self, ids: Sequence[int]) -> int:
         return len(ids) - ids[::-1].index(self._assistant)
 
-    def _message(self, session: Session, ask: Ask, sample: Sample) -> dict[str, Any]:
+    def _reply(self, session: Session, ask: Ask, sample: Sample) -> Message:
         """A reply as a client hands it back."""
         assert ask.reply is not None, "both APIs have one"
-        parser = ReplyParser(self._tokenizer, ask.reply)
-        message = Message([*parser.add(sample.tokens), *parser.finish()])
+        parser = reply.ReplyParser(self._tokenizer, ask.reply)
+        message = reply.Message([*parser.add(sample.tokens), *parser.finish()])
         begun = [*ask.reply.prefix, *sample.tokens].count(self._tokenizer.special_id("<tool_call>"))
         session.is_malformed |= bool(ask.reply.tools) and begun > parser.num_calls
         calls = [{"function": {"name": name, "arguments": arguments}} for name, arguments, _ in message.calls]
         said = {"role": "assistant", "content": message.content, "reasoning_content": message.reasoning}
-        return said | ({"tool_calls": calls} if calls else {})
+        return said | {"tool_calls": calls}
 
 
-def _is_same(known: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+def _is_same(known: Message, given: Message) -> bool:
     """But for space, and for a reasoning that was left out."""
     reasoning = _words(given.get("reasoning_content"))
     return _facts(known) == _facts(given) and reasoning in ([], _words(known.get("reasoning_content")))
 
 
-def _facts(message: Mapping[str, Any]) -> object:
+def _facts(message: Message) -> object:
     calls = [(one["function"]["name"], one["function"].get("arguments")) for one in message.get("tool_calls", ())]
     said = [(name, read_body(some.encode() or b"{}") if isinstance(some, str) else some or {}) for name, some in calls]
     return message["role"], _words(message.get("content")), said

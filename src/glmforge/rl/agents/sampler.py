@@ -1,13 +1,11 @@
 """Conversations sampled with the weights that are trained, where they lie: `Sampler` for agents.
 
 Each conversation runs in a thread: with an environment, or as a program that talks to an endpoint (`endpoint.py`). Who
-needs a reply waits for it; the caller's thread steps the engine for all of them (`Turns`), so replies of many
-conversations are computed together. Of ranks that share requests the first one has the conversations, and tells the
-others what is asked for; those return no answers.
+needs a reply waits for it; the caller's thread steps the engine for all of them (`Turns`). Of ranks that share requests
+the first one has the conversations, and tells the others what is asked for; those return no answers.
 
 A seed is made of the run's seed, the prompt, the sample and the tokens or requests before the reply. Which replies are
-computed together depends on how fast environments are, so sampling again may differ by rounding. With `rollout.replay`
-the engine computes what came before a turn again, to record its experts.
+computed together depends on how fast environments are, so sampling again may differ by rounding.
 
 An environment or a program that fails says nothing of the policy: its sample has no reward and is not trained on.
 """
@@ -167,12 +165,9 @@ class AgentSampler(Sampler):
             logger.warning("prompt %d, sample %d has failed: %s", number, sample, words)
             return [Transcript(asked.ids).answer(number, sample, version).changed(failed=words)]
         given = {} if reward is None else {"reward": reward, "terms": {ENVIRONMENT: reward}}
-        answers = []
-        for place, one in enumerate(transcripts):
-            answer = one.answer(number, sample + place * self.config.group_size, version)
-            experts = None if answer.experts is None else answer.experts.astype(self._dtype)
-            answers.append(answer.changed(episode=sample if place else None, experts=experts, **given))
-        return answers
+        places = range(sample, sample + len(transcripts) * self.config.group_size, self.config.group_size)
+        parts = [one.answer(number, place, version) for place, one in zip(places, transcripts, strict=True)]
+        return [one.changed(episode=None if one.sample == sample else sample, **given) for one in parts]
 
     def _with_environment(
         self, number: int, sample: int, turns: Turns, record: Mapping[str, Any]

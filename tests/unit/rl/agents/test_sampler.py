@@ -115,7 +115,8 @@ def test_two_steps_are_trained_and_kept_in_checkpoints(make: Make) -> None:
     trainer.fit()
     assert source.position.samples["rl"] == 32
     answers = sampled(source)
-    again = from_bytes(to_bytes(answers))
+    again = from_bytes(to_bytes([one.changed(episode=3) for one in answers]))
+    assert {one.owner for one in again} == {(0, 3), (1, 3)}
     assert [one.own_N.tolist() for one in again] == [one.own_N.tolist() for one in answers]
 
 
