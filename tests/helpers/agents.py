@@ -8,7 +8,7 @@ from glmforge.backend.native import NativeBackend
 from glmforge.config.rl_agent import AgentConfig
 from glmforge.data.tokens.tokenizer import Tokenizer
 from glmforge.parallel.world import World
-from glmforge.rl.agents.environment import Environment, Outcome
+from glmforge.rl.agents.environment import Environment, Outcome, environment_of
 from glmforge.rl.agents.sampler import AgentSampler
 from glmforge.rl.rollout import Asked
 from glmforge.rl.source import RolloutSource
@@ -82,6 +82,7 @@ def agents_of(
             "messages": [{"role": "user", "content": f"Say {number}."}],
         },
         SEQ_LEN,
+        environment=None if given.program else environment_of(given),
         stop_ids=tuple(STOP_IDS),
         seed=1,
     )

@@ -24,6 +24,7 @@ from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World
 from glmforge.recipes.recipe import Recipe
 from glmforge.recipes.same_run import check_same_data
+from glmforge.rl.agents.environment import environment_of
 from glmforge.rl.agents.sampler import ENVIRONMENT, AgentSampler
 from glmforge.rl.held_out import HeldOut, MakeSampler
 from glmforge.rl.prompts import Prompt, Prompts, make_prompts, read_prompts
@@ -152,6 +153,7 @@ class RlRecipe(Recipe):
         about: dict[str, Any] = {"tokenizer": self.tokenizer, "stop_ids": model.eos_token_id, "seed": self.config.seed}
         about["seq_len"] = min(self.config.phases[0].seq_len, model.max_position_embeddings)
         about["record_of"] = lambda number: prompt_of(number).record()
+        about["environment"] = None if agent is None or agent.program else environment_of(agent)
         return lambda config, model: None if agent is None else AgentSampler(config, agent, model, **about)
 
     def _read(self, paths: list[Path]) -> Prompts:

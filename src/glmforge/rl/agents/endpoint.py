@@ -199,7 +199,10 @@ def _is_same(known: Message, given: Message) -> bool:
 
 def _facts(message: Message) -> object:
     calls = [(one["function"]["name"], one["function"].get("arguments")) for one in message.get("tool_calls", ())]
-    said = [(name, read_body(some.encode() or b"{}") if isinstance(some, str) else some or {}) for name, some in calls]
+    said = [
+        (name, read_body(some.encode(errors="replace") or b"{}") if isinstance(some, str) else some or {})
+        for name, some in calls
+    ]
     return message["role"], _words(message.get("content")), said
 
 

@@ -33,7 +33,7 @@ from glmforge.observe.alive import Alive, quiet
 from glmforge.parallel.model import ParallelModel
 from glmforge.rl.agents.conversation import Transcript, bridged, next_turn, opening
 from glmforge.rl.agents.endpoint import RecordingEndpoint
-from glmforge.rl.agents.environment import environment_of
+from glmforge.rl.agents.environment import Environment
 from glmforge.rl.exchange import gathered
 from glmforge.rl.rollout import PAGE_SIZE, Asked, Sampler
 from glmforge.rl.samples import Answer
@@ -102,6 +102,7 @@ class AgentSampler(Sampler):
     Args:
         record_of: the record of the prompt with a number; see `prompts.Prompt.record`.
         seq_len: tokens that a conversation, or a part of it, may have.
+        environment: makes one; None where there is a program.
         other: as `Sampler`.
     """
 
@@ -113,11 +114,12 @@ class AgentSampler(Sampler):
         tokenizer: Tokenizer,
         record_of: Callable[[int], Mapping[str, Any]],
         seq_len: int,
+        environment: Callable[[], Environment] | None,
         **other: Any,
     ) -> None:
         super().__init__(config, model, vocab_size=tokenizer.vocab_size, **other)
         self.agent, self.tokenizer, self.seq_len, self._record_of = agent, tokenizer, seq_len, record_of
-        self._environment = None if agent.program else environment_of(agent)
+        self._environment = environment
 
     def sample(
         self,
