@@ -11,6 +11,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from glmforge.config.fields import YamlPath
 from glmforge.config.model import Strict, refuse
 from glmforge.config.rewards import RewardsConfig
+from glmforge.config.rl_agent import AgentConfig
 
 
 class RolloutConfig(Strict):
@@ -144,6 +145,7 @@ class RlConfig(Strict):
 
     rollout: RolloutConfig = RolloutConfig()
     rewards: RewardsConfig = RewardsConfig()
+    agent: AgentConfig | None = Field(default=None, description="conversations of several turns; None: single answers")
     advantage: AdvantageConfig = AdvantageConfig()
     surrogate: SurrogateConfig = SurrogateConfig()
     reward_model: YamlPath | None = Field(
@@ -182,6 +184,15 @@ class RlConfig(Strict):
     def _check_critic(self) -> Self:
         if (self.advantage.kind == "gae") != (self.critic is not None):
             refuse("critic", "goes with advantage.kind 'gae', and that with a critic; set both or neither")
+        return self
+
+    @model_validator(mode="after")
+    def _check_agent(self) -> Self:
+        if self.agent is not None and (self.rollout.partial or self.reward_model is not None):
+            refuse(
+                "agent",
+                "conversations are sampled whole, without reward models; remove rollout.partial and reward_model",
+            )
         return self
 
     @property

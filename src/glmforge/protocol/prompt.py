@@ -117,6 +117,7 @@ def ask_for(talk: Talk, params: SamplingParams, max_tokens: int | None, context:
         _with_calls(talk, params, tokenizer),
         reply=reply,
         reasoning_budget=min(room, room if budget is None else budget) if in_thought else None,
+        extra={"talk": talk},
     )
 
 

@@ -86,7 +86,7 @@ class Ask:
         prompt_logprobs: whether the answer tells those of the prompt.
         timeout: seconds.
         id: the client's own, for abort.
-        extra: what only the API's own writer understands.
+        extra: what only the API's own writer understands; of a conversation the `Talk`.
     """
 
     prompt: tuple[int, ...]

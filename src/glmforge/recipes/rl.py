@@ -4,8 +4,9 @@ Prompts are `data.sources`, files of records; held-out ones `data.held_out`, tes
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from glmforge.backend.base import Backend
 from glmforge.backend.native import NativeBackend
@@ -23,7 +24,9 @@ from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World
 from glmforge.recipes.recipe import Recipe
 from glmforge.recipes.same_run import check_same_data
-from glmforge.rl.held_out import HeldOut
+from glmforge.rl.agents.environment import environment_of
+from glmforge.rl.agents.sampler import ENVIRONMENT, AgentSampler
+from glmforge.rl.held_out import HeldOut, MakeSampler
 from glmforge.rl.prompts import Prompt, Prompts, make_prompts, read_prompts
 from glmforge.rl.rewards import Rewards
 from glmforge.rl.rollout import Asked
@@ -58,8 +61,10 @@ class RlRecipe(Recipe):
         self.fingerprint = {"prompts": _digest(self.prompts), "tokenizer": self.tokenizer.fingerprint}
         check_same_data(lambda: {"data.sources": self.fingerprint["prompts"]})
         self.rewards = Rewards(self.settings.rewards)
+        has_environment = self.settings.agent is not None and self.settings.agent.environment is not None
         for prompts in (self.prompts, *self.held_out.values()):
-            self.rewards.check(prompts)
+            if prompts.verifier_kinds != {""} or not has_environment:  # which may give all rewards itself
+                self.rewards.check(prompts)
         self._critic: NativeBackend | None = None
 
     def source(self, config: RunConfig, backend: Backend) -> RolloutSource:
@@ -89,6 +94,7 @@ class RlRecipe(Recipe):
             reference=frozen.get("reference"),
             critic=None if self._critic is None else self._critic.model,
             reward_model=frozen.get("reward"),
+            sampler=self._agents(self.prompt)(settings.rollout, backend.model),
             write=written,
         )
 
@@ -123,6 +129,7 @@ class RlRecipe(Recipe):
                 AnswerScorer(self.rewards, self.tokenizer, prompts.__getitem__, rollout.max_new_tokens),
                 num_samples=self.settings.held_out_samples,
                 is_right=self.is_right,
+                make_sampler=self._agents(prompts.__getitem__),
                 stop_ids=self.config.model.eos_token_id,
                 vocab_size=self.tokenizer.vocab_size,
                 seed=self.config.seed,
@@ -130,7 +137,10 @@ class RlRecipe(Recipe):
             yield BenchmarksHook(observe.evaluate_every, asker, from_given_weights=True)
 
     def is_right(self, one: Answer) -> bool:
-        """Whether all verifiers and refusal terms say so; without any, whether the reward is positive."""
+        """Whether all verifiers and refusal terms say so; without any, whether the reward is positive. An environment says
+        so by 1."""
+        if ENVIRONMENT in one.terms:
+            return one.terms[ENVIRONMENT] >= 1
         kinds, terms = ("verifier", "refusal"), self.settings.rewards.terms
         verified = [one.terms.get(term.label, 0.0) for term in terms if term.kind in kinds]
         return all(value >= 1 for value in verified) if verified else (one.reward or 0.0) > 0
@@ -138,6 +148,15 @@ class RlRecipe(Recipe):
     def prompt(self, number: int) -> Prompt:
         """The prompt with this number in the run's order, which has no end."""
         return self.prompts.at(number, self.config.seed)
+
+    def _agents(self, prompt_of: Callable[[int], Prompt]) -> MakeSampler:
+        """Makes samplers of conversations with prompts of these numbers; of single answers None."""
+        agent, model = self.settings.agent, self.config.model
+        about: dict[str, Any] = {"tokenizer": self.tokenizer, "stop_ids": model.eos_token_id, "seed": self.config.seed}
+        about["seq_len"] = min(self.config.phases[0].seq_len, model.max_position_embeddings)
+        about["record_of"] = lambda number: prompt_of(number).record()
+        about["environment"] = None if agent is None or agent.program else environment_of(agent)
+        return lambda config, model: None if agent is None else AgentSampler(config, agent, model, **about)
 
     def _read(self, paths: list[Path]) -> Prompts:
         rollout, phase = self.settings.rollout, self.config.phases[0]

@@ -19,6 +19,7 @@ from glmforge.backend.native import NativeBackend
 from glmforge.checkpoint.find import find_checkpoint
 from glmforge.checkpoint.initial_weights import check_initial_weights, load_initial_weights
 from glmforge.config.adapters import is_adapter
+from glmforge.config.rl import RlConfig
 from glmforge.config.schema import RunConfig
 from glmforge.data.files import discard_partial, disk_errors, open_partial, publish, refuse_unwritable
 from glmforge.data.tokens.special import CONTROL_TOKENS
@@ -120,6 +121,10 @@ def write_conversations(
     those that all verifiers accept. `verdicts` counts what became of them. Raises `GlmforgeError` if none are left: the
     file is then not written.
     """
+    if config.stage == "rl" and config.stage_settings(RlConfig).agent is not None:
+        raise ConfigError(
+            "rl.agent: conversations of several turns are not written; set rl.agent=null, or use rollouts/"
+        )
     refuse_unwritable(out, overwrite)
     with opened(config, num_samples) as policy, _written_by_main(out, policy.is_main) as write:
         counts = policy.counts

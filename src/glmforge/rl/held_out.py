@@ -17,6 +17,8 @@ from glmforge.rl.rollout import Asked, Sampler
 from glmforge.rl.samples import Answer
 from glmforge.rl.source import Score
 
+MakeSampler = Callable[[RolloutConfig, ParallelModel], Sampler | None]
+
 
 class HeldOut:
     """Has a policy answer the same prompts each time; see `training.hooks.benchmarks.Asker`.
@@ -25,6 +27,7 @@ class HeldOut:
         prompts: by the name of their set.
         num_samples: to each prompt, beside the greedy answer.
         is_right: of a rewarded answer.
+        make_sampler: of settings and a model; where it gives None, single answers are sampled.
     """
 
     def __init__(
@@ -35,12 +38,13 @@ class HeldOut:
         *,
         num_samples: int,
         is_right: Callable[[Answer], bool],
+        make_sampler: MakeSampler = lambda config, model: None,
         stop_ids: Sequence[int],
         vocab_size: int,
         seed: int,
     ) -> None:
         self.config, self.prompts, self._score, self._is_right = config, prompts, score, is_right
-        self.num_samples = num_samples
+        self.num_samples, self._make_sampler = num_samples, make_sampler
         self._stop_ids, self._vocab_size, self._seed = stop_ids, vocab_size, seed
 
     def check(self, model: ParallelModel) -> None:
@@ -66,10 +70,12 @@ class HeldOut:
     ) -> dict[int, list[tuple[bool, bool]]]:
         """Prompt -> of each of its answers, whether it is right and whether it was cut; on all ranks."""
         config = self.config.model_copy(update={"replay": False, **changes})
-        sampler = Sampler(config, model, stop_ids=self._stop_ids, vocab_size=self._vocab_size, seed=self._seed)
+        sampler = self._make_sampler(config, model) or Sampler(
+            config, model, stop_ids=self._stop_ids, vocab_size=self._vocab_size, seed=self._seed
+        )
         answers = sampler.sample([one for some in self.prompts.values() for one in some], version=0, alive=alive)
         scored = self._score(answers, None) if sampler.runner.is_first else []
-        mine = [(*one.key, self._is_right(one), one.is_cut) for one in scored]
+        mine = [(*one.key, self._is_right(one), one.is_cut) for one in scored if one.episode is None]
         found: dict[int, list[tuple[bool, bool]]] = {}
         for prompt, _, is_right, is_cut in sorted(one for part in gathered(mine) for one in part):
             found.setdefault(prompt, []).append((is_right, is_cut))

@@ -116,23 +116,25 @@ class Models:
             values_BS = score_tokens(self.critic, head, _as_tensor, batch, size, alive=alive)
             values = unpacked(values_BS, rows)
             answers = [one.changed(values_N=values[one.key]) for one in answers]
-        for place, one in enumerate(answers):
-            ratios_N = np.zeros(len(one.tokens_N)) if one.reference_N is None else one.logprobs_N - one.reference_N
-            rewards_N = token_rewards(one.reward or 0.0, ratios_N.astype(float), config.kl_in_reward)
+        for place, one in enumerate(answers):  # of the policy's own tokens, as if there were no others
+            own_N = one.own_N
+            ratios_N = np.zeros(len(own_N)) if one.reference_N is None else one.logprobs_N - one.reference_N
+            rewards_N = token_rewards(one.reward or 0.0, ratios_N[own_N].astype(float), config.kl_in_reward)
             if one.values_N is None:
                 found.append(discounted_returns(rewards_N, config.gamma))
             else:
                 advantages_N, returns_N = generalised_advantages(
-                    rewards_N, one.values_N.astype(float), config.gamma, config.lam
+                    rewards_N, one.values_N[own_N].astype(float), config.gamma, config.lam
                 )
-                answers[place] = one.changed(returns_N=returns_N.astype(np.float32))
+                answers[place] = one.changed(returns_N=_scattered(returns_N, own_N))
                 found.append(advantages_N)
         own = np.concatenate(found) if found else np.zeros(0)
         sums = torch.tensor([len(own), own.sum(), np.square(own).sum()], dtype=torch.float64)
         count, total, squares = self.world.sum(sums.to(self.world.device), "dp_replicate", "dp_shard").tolist()
         normal = normalised(found, count, total, squares)
         return [
-            one.changed(advantages_N=values_N.astype(np.float32)) for one, values_N in zip(answers, normal, strict=True)
+            one.changed(advantages_N=_scattered(values_N, one.own_N))
+            for one, values_N in zip(answers, normal, strict=True)
         ]
 
     def batch(self, answers: Sequence[Answer]) -> tuple[list[list[Answer]], Batch]:
@@ -155,12 +157,20 @@ def with_advantages(group: Sequence[Answer], kind: str) -> list[Answer]:
     """The answers of a group whose reward is known, with the advantages that are made of the group's rewards."""
     if kind in OF_TOKENS:
         return [one for one in group if one.reward is not None]
-    advantages_K = group_advantages(rewards_of(group), kind)
+    samples = [one for one in group if one.episode is None]
+    of_sample = dict(zip((one.key for one in samples), group_advantages(rewards_of(samples), kind), strict=True))
     return [
-        one.changed(advantages_N=np.full(len(one.tokens_N), advantage, dtype=np.float32))
-        for one, advantage in zip(group, advantages_K, strict=True)
+        one.changed(advantages_N=_scattered(np.full(one.own_N.sum(), of_sample[one.owner]), one.own_N))
+        for one in group
         if one.reward is not None
     ]
+
+
+def _scattered(values_n: np.ndarray, own_N: np.ndarray) -> np.ndarray:
+    """float32 [N] of the values of the policy's own tokens; 0 at the others."""
+    values_N = np.zeros(len(own_N), dtype=np.float32)
+    values_N[own_N] = values_n
+    return values_N
 
 
 def rewards_of(group: Sequence[Answer]) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Answers become rows: prompt and answer are one document, packed with others, with what the objective reads of each.
 
-What is about a token stands at the token before it, like labels. The prompt has no labels.
+What is about a token stands at the token before it, like labels. The prompt has no labels, and what an
+environment said has none.
 
 Shapes: B rows, S tokens per row.
 """
@@ -64,6 +65,7 @@ def _document(one: Answer, names: Sequence[str], has_experts: bool) -> PackedDoc
     ids_N = torch.from_numpy(np.concatenate((one.prompt_P, one.tokens_N)).astype(np.int64))
     labels_N = torch.full_like(ids_N, IGNORED_LABEL)
     labels_N[start : start + number] = ids_N[start + 1 :]
+    labels_N[start : start + number][torch.from_numpy(~one.own_N)] = IGNORED_LABEL
     per_token: dict[str, Tensor] = {}
     for name in names:
         values_N = torch.zeros(len(ids_N))

@@ -101,16 +101,20 @@ class Sampler:
                 stopped=is_enough,
                 alive=alive,
             )
-            if differing := self.runner.differing_weights():
-                raise GlmforgeError(
-                    f"the engine's weights are not those that are trained: {', '.join(differing[:3])}; this is a "
-                    "defect of the program, please report it"
-                )
+            self._refuse_differing_weights()
         if error := next((sample.error for samples in found for sample in samples if sample.error), None):
             raise GlmforgeError(f"a prompt cannot be answered: {error}")
         gone_on = [self._continued(one, version, samples[0]) for one, samples in zip(unfinished, found, strict=False)]
         new = [self._answer(one, version, samples) for one, samples in zip(mine, found[len(unfinished) :], strict=True)]
         return [*(answer for group in new for answer in group), *gone_on]
+
+    def _refuse_differing_weights(self) -> None:
+        """At the end of a session. Collective."""
+        if differing := self.runner.differing_weights():
+            raise GlmforgeError(
+                f"the engine's weights are not those that are trained: {', '.join(differing[:3])}; this is a "
+                "defect of the program, please report it"
+            )
 
     def _most_bytes(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> int:
         """Of keys and values, if all prompts are kept and the longest answers are computed at the same time."""

@@ -28,6 +28,7 @@ ARRAYS = (
     "reference_N",
     "values_N",
     "returns_N",
+    "trained_N",
 )
 
 
@@ -47,6 +48,9 @@ class Answer:
         terms: what the reward consists of.
         advantages_N, old_N, reference_N, values_N, returns_N: float32, once they are computed.
         begun: how often the weights had been updated when the group was asked for.
+        trained_N: bool, False for tokens that the policy did not write (what an environment said); None: it wrote all.
+        episode: of a further part of a sample's conversation (one whose beginning was rewritten) the sample, with
+            which it shares reward and advantage; None otherwise.
     """
 
     prompt: int
@@ -66,10 +70,22 @@ class Answer:
     values_N: NDArray[np.float32] | None = None
     returns_N: NDArray[np.float32] | None = None
     begun: int = 0
+    trained_N: NDArray[np.bool_] | None = None
+    episode: int | None = None
 
     @property
     def key(self) -> tuple[int, int]:
         return self.prompt, self.sample
+
+    @property
+    def owner(self) -> tuple[int, int]:
+        """The key of the sample whose reward it has."""
+        return self.prompt, self.sample if self.episode is None else self.episode
+
+    @property
+    def own_N(self) -> NDArray[np.bool_]:
+        """Which tokens the policy wrote."""
+        return np.ones(len(self.tokens_N), dtype=bool) if self.trained_N is None else self.trained_N
 
     @property
     def num_tokens(self) -> int:
@@ -91,7 +107,7 @@ def to_bytes(answers: Sequence[Answer]) -> bytes:
     for place, one in enumerate(answers):
         given = {name: getattr(one, name) for name in ARRAYS if getattr(one, name) is not None}
         arrays |= {f"{place}.{name}": array for name, array in given.items()}
-        names = ("prompt", "sample", "begun", "finished", "reward", "terms", "failed")
+        names = ("prompt", "sample", "begun", "finished", "reward", "terms", "failed", "episode")
         facts.append({name: getattr(one, name) for name in names})
     file = io.BytesIO()
     arrays["facts"] = np.frombuffer(json.dumps(facts).encode(), dtype=np.uint8)

@@ -70,6 +70,7 @@ class RolloutSource(BatchSource):
         reference: the model that the policy is kept near; None: the policy without its adapters, if any is needed.
         critic: gives values, for advantages of kind "gae".
         reward_model: scores answers by its head `score`, at their last token.
+        sampler: samples the answers; None: single ones, with the engine of this process.
         write: takes the answers of each step as they are trained on, on this rank, with the step.
     """
 
@@ -86,6 +87,7 @@ class RolloutSource(BatchSource):
         reference: ParallelModel | None = None,
         critic: ParallelModel | None = None,
         reward_model: ParallelModel | None = None,
+        sampler: Sampler | None = None,
         write: Callable[[int, Sequence[Answer]], None] = lambda step, answers: None,
     ) -> None:
         self.config, self.settings, self.backend, self.prompts = config, settings, backend, prompts
@@ -93,7 +95,7 @@ class RolloutSource(BatchSource):
         (self._phase_config,) = config.phases
         self.models = Models(config, settings, backend, reference, critic, reward_model)
         self.world = backend.world
-        self.sampler = Sampler(
+        self.sampler = sampler or Sampler(
             settings.rollout,
             backend.model,
             stop_ids=config.model.eos_token_id,
@@ -278,10 +280,11 @@ class RolloutSource(BatchSource):
                 one.terms,
                 self._source_of(one.prompt),
                 one.is_cut,
-                len(one.tokens_N),
+                int(one.own_N.sum()),
                 self._is_stale(one),
             )
             for one in chosen
+            if one.episode is None
         ]
         total: Counter[str] = Counter()
         for some in self._all([dict(counts)]):

@@ -1,0 +1,1 @@
+"""Agents: conversations of several turns as one sample."""
