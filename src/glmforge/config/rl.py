@@ -11,6 +11,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from glmforge.config.fields import YamlPath
 from glmforge.config.model import Strict, refuse
 from glmforge.config.rewards import RewardsConfig
+from glmforge.config.rl_engine import RlEngineConfig
 
 
 class RolloutConfig(Strict):
@@ -143,6 +144,7 @@ class RlConfig(Strict):
     """What reinforcement learning adds. A phase's batch_size counts answers."""
 
     rollout: RolloutConfig = RolloutConfig()
+    engine: RlEngineConfig | None = Field(default=None, description="servers that sample; None: the run's own engine")
     rewards: RewardsConfig = RewardsConfig()
     advantage: AdvantageConfig = AdvantageConfig()
     surrogate: SurrogateConfig = SurrogateConfig()
@@ -182,6 +184,16 @@ class RlConfig(Strict):
     def _check_critic(self) -> Self:
         if (self.advantage.kind == "gae") != (self.critic is not None):
             refuse("critic", "goes with advantage.kind 'gae', and that with a critic; set both or neither")
+        return self
+
+    @model_validator(mode="after")
+    def _check_engine(self) -> Self:
+        if self.engine is not None and self.rollout.partial:
+            refuse("engine", "cannot be combined with rollout.partial; set that to false")
+        if self.engine is not None and self.engine.kind != "glmforge" and self.max_gap is None:
+            refuse(
+                "max_gap", f"is what shows that weights arrive at a server of {self.engine.kind}; set it, to 0.1 say"
+            )
         return self
 
     @property

@@ -4,6 +4,7 @@ Prompts are `data.sources`, files of records; held-out ones `data.held_out`, tes
 """
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from glmforge.config.rl_models import models_beside
 from glmforge.config.schema import RunConfig
 from glmforge.data.tokens.model_ids import with_ids_of
 from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.endpoint import url_fault
 from glmforge.errors import ConfigError
 from glmforge.objectives.value import ValueObjective
 from glmforge.observe.run import RunDirectory
@@ -23,6 +25,8 @@ from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World
 from glmforge.recipes.recipe import Recipe
 from glmforge.recipes.same_run import check_same_data
+from glmforge.rl.engines.fleet import Fleet
+from glmforge.rl.engines.sampler import RemoteSampler
 from glmforge.rl.held_out import HeldOut
 from glmforge.rl.prompts import Prompt, Prompts, make_prompts, read_prompts
 from glmforge.rl.rewards import Rewards
@@ -89,7 +93,23 @@ class RlRecipe(Recipe):
             reference=frozen.get("reference"),
             critic=None if self._critic is None else self._critic.model,
             reward_model=frozen.get("reward"),
+            sampler=self._remote_sampler(config, backend),
             write=written,
+        )
+
+    def _remote_sampler(self, config: RunConfig, backend: NativeBackend) -> RemoteSampler | None:
+        if (engine := self.settings.engine) is None:
+            return None
+        key = "" if engine.api_key_env is None else os.environ.get(engine.api_key_env, "")
+        if engine.api_key_env is not None and not key:
+            raise ConfigError(f"rl.engine.api_key_env: {engine.api_key_env} is not set; set it, or leave this out")
+        fleet = Fleet(engine, config, backend.model, self.tokenizer.vocab_size, key)
+        return RemoteSampler(
+            self.settings.rollout,
+            fleet,
+            stop_ids=config.model.eos_token_id,
+            vocab_size=self.tokenizer.vocab_size,
+            seed=config.seed,
         )
 
     def extra_models(self, config: RunConfig, world: World) -> Mapping[str, ExtraModel]:
@@ -179,6 +199,11 @@ def _check(config: RunConfig, settings: RlConfig) -> None:
             f"rl.rollout.max_new_tokens: {rollout.max_new_tokens:,} leaves no room for a prompt in {room:,} tokens "
             "(phases.0.seq_len, model.max_position_embeddings); lower it"
         )
+    for url in () if settings.engine is None else settings.engine.urls:
+        if fault := url_fault(url):
+            raise ConfigError(f"rl.engine.urls: {fault}")
+    if settings.engine is not None and settings.engine.kind == "glmforge" and config.lora is not None:
+        raise ConfigError("rl.engine.kind: 'glmforge' does not take adapters while it serves; use 'vllm', or no engine")
     if settings.critic is not None and config.lora is not None:
         raise ConfigError("rl.critic: cannot be combined with lora; train all weights, or use another advantage.kind")
 

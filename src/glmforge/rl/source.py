@@ -47,6 +47,9 @@ METRICS = (
     Metric("answer_tokens", "tokens", "rl", "mean length of the answers"),
     Metric("stale_share", "share", "rl", "answers that were begun under earlier weights"),
     Metric("rollout_seconds", "s", "rl", "time for sampling the answers of a rollout and rewarding them"),
+    Metric("transfer_seconds", "s", "rl", "time for giving weights to the servers of rl.engine"),
+    Metric("transfer_bytes_per_second", "B/s", "rl", "weights sent to them, all servers together; not for files"),
+    Metric("engine_restarts", "restarts", "rl", "servers that the run has replaced so far"),
     Metric("scoring_seconds", "s", "rl", "time for log-probabilities under reference and policy, and for values"),
 )
 
@@ -70,6 +73,7 @@ class RolloutSource(BatchSource):
         reference: the model that the policy is kept near; None: the policy without its adapters, if any is needed.
         critic: gives values, for advantages of kind "gae".
         reward_model: scores answers by its head `score`, at their last token.
+        sampler: of answers; None: the engine in these processes. `close` closes it.
         write: takes the answers of each step as they are trained on, on this rank, with the step.
     """
 
@@ -86,6 +90,7 @@ class RolloutSource(BatchSource):
         reference: ParallelModel | None = None,
         critic: ParallelModel | None = None,
         reward_model: ParallelModel | None = None,
+        sampler: Sampler | None = None,
         write: Callable[[int, Sequence[Answer]], None] = lambda step, answers: None,
     ) -> None:
         self.config, self.settings, self.backend, self.prompts = config, settings, backend, prompts
@@ -93,7 +98,7 @@ class RolloutSource(BatchSource):
         (self._phase_config,) = config.phases
         self.models = Models(config, settings, backend, reference, critic, reward_model)
         self.world = backend.world
-        self.sampler = Sampler(
+        self.sampler = sampler or Sampler(
             settings.rollout,
             backend.model,
             stop_ids=config.model.eos_token_id,
@@ -178,6 +183,9 @@ class RolloutSource(BatchSource):
     def metrics(self) -> dict[str, Any]:
         return self._metrics
 
+    def close(self) -> None:
+        self.sampler.close()
+
     def answers_to(self, numbers: Sequence[int]) -> tuple[list[Answer], float]:
         """Rewarded answers of all ranks to these prompts, and the seconds of sampling. The source stays as it was.
         Collective."""
@@ -208,7 +216,7 @@ class RolloutSource(BatchSource):
             self._unfinished = self._send(self._unfinished)
             with self.backend.evaluating():
                 self._steps = [self.models.score(answers, self._num_steps, self.alive) for answers in self._steps]
-        self._metrics |= {f"{name}_seconds": value for name, value in seconds.items()}
+        self._metrics |= {f"{name}_seconds": value for name, value in seconds.items()} | self.sampler.metrics()
 
     def _sample(self, wanted: int) -> dict[int, list[Answer]]:
         """Groups with rewards, those that were sampled here: over all ranks as many as wanted, or as were found in

@@ -1,0 +1,94 @@
+"""The trainer's weights to servers that take tensors, from shards, a bucket on each rank at a time.
+
+A bucket has tensors under their published names, up to a number of bytes. Every rank puts one together out of the parts
+that all ranks hold, sends it to every server, and compares the checksum of each tensor with what the server holds then.
+So a rank never has more than its shards and a few times the bytes of a bucket, and an update that did not arrive ends
+the run.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from glmforge.checkpoint.collective import broadcast, rank, world_size
+from glmforge.checkpoint.convert.hf_directory import num_bytes
+from glmforge.checkpoint.convert.hf_export_sharded import batches, exchange
+from glmforge.checkpoint.convert.hf_names import Piece, published_pieces
+from glmforge.checkpoint.convert.parts import Parts
+from glmforge.checkpoint.values import crc32_of
+from glmforge.config.model import ModelConfig
+from glmforge.config.parameters import parameter_table
+from glmforge.observe.alive import Alive, quiet
+from glmforge.rl.engines.base import BucketEngine, EngineError, together
+
+_TYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
+Held = Mapping[str, tuple[str, tuple[int, ...]]]
+
+
+def send_weights(
+    tensors: Mapping[str, Tensor],
+    config: ModelConfig,
+    engines: Sequence[BucketEngine],
+    version: int,
+    bucket_bytes: int,
+    alive: Alive = quiet,
+) -> int:
+    """Give all engines the model of which `tensors` are this rank's part; the bytes that each was sent. Collective.
+
+    They are sent in the types that an engine holds them in, which is the same for all engines.
+
+    Raises:
+        EngineLostError: a server does not answer. It waits for an update to be made again, from its beginning.
+        EngineError: it has another model, or holds something else than it was sent.
+    """
+    held: list[Held] = together(lambda: [_begun(one) for one in engines] if rank() == 0 else [], alive)
+    pieces = _wanted(broadcast(held, 0), config, engines)
+    parts = Parts.gather(tensors, parameter_table(config).shapes())
+    buckets = list(batches(pieces, torch.bfloat16, bucket_bytes))
+    for first in range(0, len(buckets), world_size()):
+        mine = exchange(buckets[first : first + world_size()], torch.bfloat16, parts)
+        together(lambda mine=mine: _deliver(mine, engines), alive, f"weights, bucket {first + 1} of {len(buckets)}")  # type: ignore[misc]
+
+    def finish() -> None:
+        for engine in engines if rank() == 0 else ():
+            engine.commit(version)
+            engine.resume()
+
+    together(finish, alive)
+    return sum(num_bytes(piece, torch.bfloat16) for piece in pieces)
+
+
+def _begun(engine: BucketEngine) -> Held:
+    engine.pause()
+    return engine.begin_update()
+
+
+def _wanted(held: Sequence[Held], config: ModelConfig, engines: Sequence[BucketEngine]) -> list[Piece]:
+    """What engines hold, of this model. MTP layers that an engine has not loaded are left out."""
+    own = {piece.disk_name: piece for row in parameter_table(config).values() for piece in published_pieces(row)}
+    for one, engine in zip(held, engines, strict=True):
+        for name, (kind, shape) in one.items():
+            if name not in own or own[name].shape != shape or kind not in _TYPES:
+                raise EngineError(f"{engine.url}: has another model: {name[:100]} is {kind} {list(shape)} there")
+        if one != held[0]:
+            raise EngineError(f"{engine.url}: has other tensors than {engines[0].url}; start both alike")
+    found = [replace(piece, fp32=held[0][name][0] == "F32") for name, piece in own.items() if name in held[0]]
+    trunk = config.model_copy(update={"num_nextn_predict_layers": 0})
+    for row in parameter_table(trunk).values():
+        if any(piece.disk_name not in held[0] for piece in published_pieces(row)):
+            raise EngineError(f"{engines[0].url}: has another model: it lacks {row.name}")
+    return found
+
+
+def _deliver(bucket: Mapping[str, Tensor], engines: Sequence[BucketEngine]) -> None:
+    if not bucket:
+        return
+    expected, content = {name: crc32_of(tensor) for name, tensor in bucket.items()}, save(dict(bucket))
+    for engine in engines:
+        found = engine.put(content)
+        for name, checksum in expected.items():
+            if found.get(name) != checksum:
+                raise EngineError(f"{engine.url}: {name} is not what was sent (checksums differ)")
