@@ -25,10 +25,9 @@ from glmforge.parallel.model import ParallelModel
 from glmforge.parallel.world import World
 from glmforge.recipes.recipe import Recipe
 from glmforge.recipes.same_run import check_same_data
-from glmforge.rl.engines.fleet import Fleet
-from glmforge.rl.engines.sampler import RemoteSampler
 from glmforge.rl.held_out import HeldOut
 from glmforge.rl.prompts import Prompt, Prompts, make_prompts, read_prompts
+from glmforge.rl.remote import Fleet, RemoteSampler
 from glmforge.rl.rewards import Rewards
 from glmforge.rl.rollout import Asked
 from glmforge.rl.samples import Answer

@@ -14,8 +14,8 @@ from glmforge.generate.params import SamplingParams
 from glmforge.rl.engines.base import EngineError, EngineLostError, SampledGroup, checked
 
 _BUSY = (429, 503)
-_BYTES_PER_VALUE = 32
-_MIN_VALUES = 1_000_000
+_MIN_VALUES, _BYTES_PER_VALUE = 1_000_000, 32
+Body = Mapping[str, Any] | bytes | None
 
 
 class HttpEngine:
@@ -23,15 +23,18 @@ class HttpEngine:
 
     Args:
         vocab_size: of the tokenizer; a token beyond it is refused.
+        key: the API key; empty for none.
     """
 
     def __init__(self, url: str, config: RlEngineConfig, model: ModelConfig, vocab_size: int, key: str = "") -> None:
         self.url, self.config, self._vocab_size = url.rstrip("/"), config, vocab_size
         self._shape_MK = (model.num_moe_layers, model.num_experts_per_tok)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        limits = httpx2.Limits(max_connections=config.connections + 1)
-        timeout = httpx2.Timeout(config.timeout_s, connect=min(10.0, config.timeout_s))
-        self._client = httpx2.Client(headers=headers, timeout=timeout, limits=limits, trust_env=False)
+        self._client = httpx2.Client(
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            timeout=httpx2.Timeout(config.timeout_s, connect=min(10.0, config.timeout_s)),
+            limits=httpx2.Limits(max_connections=config.connections + 1),
+            trust_env=False,
+        )
         self._pool = ThreadPoolExecutor(config.connections, "engine")
 
     def request_of(self, prompt: Sequence[int], params: SamplingParams) -> tuple[str, dict[str, Any]]:
@@ -47,51 +50,41 @@ class HttpEngine:
 
     def _sample(self, prompt: Sequence[int], params: SamplingParams) -> SampledGroup:
         path, body = self.request_of(prompt, params)
-        longest = len(prompt) + params.max_new_tokens
         per_token = 8 + (self._shape_MK[0] * (self._shape_MK[1] + 1) if params.experts else 0)
-        reply = self.ask("POST", path, body, max_values=_MIN_VALUES + params.num_samples * longest * per_token)
+        num_tokens = params.num_samples * (len(prompt) + params.max_new_tokens)
+        reply = self.ask("POST", path, body, _MIN_VALUES + num_tokens * per_token)
         try:
             found = self.answers_of(reply)
+            if len(found) == params.num_samples:
+                return [checked(self.url, one, prompt, params, self._vocab_size, self._shape_MK) for one in found]
         except (LookupError, TypeError, AttributeError):
-            raise EngineError(f"{self.url}{path}: invalid reply: expected answers of token ids") from None
-        if len(found) != params.num_samples:
-            raise EngineError(f"{self.url}{path}: invalid reply: {len(found)} answers, not {params.num_samples}")
-        return [checked(self.url, one, prompt, params, self._vocab_size, self._shape_MK) for one in found]
+            found = []
+        raise EngineError(f"{self.url}{path}: invalid reply: expected {params.num_samples} answers of token ids")
 
-    def ask(
-        self, method: str, path: str, body: "Mapping[str, Any] | bytes | None" = None, max_values: int = _MIN_VALUES
-    ) -> Mapping[str, Any]:
+    def ask(self, method: str, path: str, body: Body = None, max_values: int = _MIN_VALUES) -> dict[str, Any]:
         """The JSON object of a reply; {} for an empty one, {"list": ...} for a list. A busy server is asked again.
 
         Raises `EngineError`.
         """
         until, pause = time.monotonic() + self.config.timeout_s, 0.5
-        while True:
-            status, text = self._request(method, path, body, max_values * _BYTES_PER_VALUE)
-            if status not in _BUSY:
-                break
+        while (reply := self._request(method, path, body, max_values * _BYTES_PER_VALUE))[0] in _BUSY:
             if time.monotonic() + pause > until:
-                raise EngineLostError(f"{self.url}{path}: still busy after {self.config.timeout_s:g} s")
+                break
             time.sleep(pause)
             pause = min(2 * pause, 10.0)
-        if status >= 500:
-            raise EngineLostError(f"{self.url}{path}: {status}: {shown(text[:200])}")
+        status, text = reply
         if status != 200:
-            raise EngineError(f"{self.url}{path}: {status}: {shown(text[:300])}")
-        if not text:
-            return {}
-        value = parse_json(text, object, source=f"{self.url}{path}", error=EngineError, max_values=max_values)
-        if not isinstance(value, dict | list):
-            raise EngineError(f"{self.url}{path}: invalid reply: {shown(text[:100])}")
+            kind = EngineLostError if status >= 500 or status in _BUSY else EngineError
+            raise kind(f"{self.url}{path}: status {status}: {shown(text[:200])}")
+        value = parse_json(text or "{}", object, source=f"{self.url}{path}", error=EngineError, max_values=max_values)
         return value if isinstance(value, dict) else {"list": value}
 
-    def _request(
-        self, method: str, path: str, body: "Mapping[str, Any] | bytes | None", max_bytes: int
-    ) -> tuple[int, str]:
-        given: dict[str, Any] = {"content": body} if isinstance(body, bytes) else {"json": body}
+    def _request(self, method: str, path: str, body: Body, max_bytes: int) -> tuple[int, str]:
+        """Status and text."""
+        content = {"content": body} if isinstance(body, bytes) else {"json": body}
         parts, size = list[bytes](), 0
         try:
-            with self._client.stream(method, self.url + path, **({} if body is None else given)) as response:
+            with self._client.stream(method, self.url + path, **({} if body is None else content)) as response:  # type: ignore[arg-type]
                 for part in response.iter_bytes():
                     parts.append(part)
                     size += len(part)

@@ -1,4 +1,4 @@
-"""A server that the run starts itself, sees to, and ends with itself, whatever the run dies of."""
+"""A server that the run starts itself, and that ends with the run, whatever that dies of."""
 
 import ctypes
 import os
@@ -13,8 +13,7 @@ from urllib.parse import urlsplit
 from glmforge.files import shown
 from glmforge.rl.engines.base import EngineError, EngineLostError, RolloutEngine
 
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
+_LIBC, _PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 _POLL_S, _LAST_BYTES = 0.2, 300
 
 
@@ -32,32 +31,35 @@ class EngineProcess:
         # Linux sends the signal when the thread that started a process ends, so it is one that lives as long as this.
         self._starter = ThreadPoolExecutor(1, "engine-starter")
 
-    def see_to_it(self, weights: Path) -> bool:
+    def start(self, weights: Path) -> bool:
         """Start it with `weights`, unless it runs and answers; whether it was started. Returns when it answers.
 
-        Raises `EngineError`: it ends or does not answer in time.
+        Raises `EngineError`: it ends, or does not answer in time.
         """
         if self.process is not None and self.process.poll() is None:
             with suppress(EngineLostError):
                 self.engine.version()
                 return False
-        self.end()
+        self._kill()
         address = urlsplit(self.engine.url)
         names = {"{weights}": str(weights), "{host}": str(address.hostname), "{port}": str(address.port)}
         command = [names.get(word, word) for word in self.command]
-        self.process = self._starter.submit(self._start, command).result()
-        self._wait()
-        return True
+        self.process = self._starter.submit(self._open, command).result()
+        until = time.monotonic() + self.start_s
+        while time.monotonic() < until:
+            if (status := self.process.poll()) is not None:
+                raise EngineError(f"{self.engine.url}: its server ended with status {status}: {self._last_line()}")
+            with suppress(EngineLostError):
+                self.engine.version()
+                return True
+            time.sleep(_POLL_S)
+        raise EngineError(f"{self.engine.url}: its server does not answer after {self.start_s:g} s; see {self.log}")
 
-    def end(self) -> None:
-        """With all that it has started."""
-        if self.process is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
-            self.process = None
+    def close(self) -> None:
+        self._kill()
+        self._starter.shutdown()
 
-    def _start(self, command: list[str]) -> "subprocess.Popen[bytes]":
+    def _open(self, command: list[str]) -> "subprocess.Popen[bytes]":
         self.log.parent.mkdir(parents=True, exist_ok=True)
         try:
             with self.log.open("ab") as output:
@@ -72,18 +74,12 @@ class EngineProcess:
         except OSError as error:
             raise EngineError(f"rl.engine.command: {command[0]}: cannot be started: {error.strerror}") from None
 
-    def _wait(self) -> None:
-        assert self.process is not None, "started"
-        until = time.monotonic() + self.start_s
-        while time.monotonic() < until:
-            if (status := self.process.poll()) is not None:
-                raise EngineError(f"{self.engine.url}: its server ended with status {status}: {self._last_line()}")
-            with suppress(EngineLostError):
-                self.engine.version()
-                return
-            time.sleep(_POLL_S)
-        self.end()
-        raise EngineError(f"{self.engine.url}: its server does not answer after {self.start_s:g} s; see {self.log}")
+    def _kill(self) -> None:
+        """With all that it has started."""
+        if self.process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
 
     def _last_line(self) -> str:
         lines = self.log.read_bytes()[-_LAST_BYTES:].decode("utf-8", "replace").strip().splitlines()

@@ -26,14 +26,13 @@ class SglangEngine(HttpEngine):
         return "/generate", {"input_ids": list(prompt), "sampling_params": sampling, "return_logprob": True}
 
     def answers_of(self, reply: Mapping[str, Any]) -> list[Any]:
-        found = reply.get("list", [reply])
         return [
             {
                 "tokens": one["output_ids"],
                 "logprobs": [logprob for logprob, *_ in one["meta_info"]["output_token_logprobs"]],
                 "finish_reason": one["meta_info"]["finish_reason"]["type"],
             }
-            for one in found
+            for one in reply.get("list", [reply])
         ]
 
     def version(self) -> int | None:

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from glmforge.checkpoint.format.sharded_adapter import CONFIG_FILE
 from glmforge.generate.params import SamplingParams
 from glmforge.rl.engines.http import HttpEngine, integer
-from glmforge.rl.transfer.directory import ADAPTER_FILE
 
 ADAPTER = "policy"
 """What requests call the adapter."""
@@ -49,15 +49,12 @@ class VllmEngine(HttpEngine):
         self.ask("POST", "/resume", {})
 
     def load(self, directory: Path, version: int) -> None:
-        if (directory / ADAPTER_FILE).exists():
-            self.ask("POST", "/v1/load_lora_adapter", _adapter(directory))
+        if (directory / CONFIG_FILE).exists():
+            adapter = {"lora_name": ADAPTER, "lora_path": str(directory), "load_inplace": True}
+            self.ask("POST", "/v1/load_lora_adapter", adapter)
             self._model = ADAPTER
         else:
             call = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
             self.ask("POST", "/collective_rpc", call)
         self.ask("POST", "/reset_prefix_cache", {})
         self.ask("POST", "/update_weight_version", {"new_version": str(version)})
-
-
-def _adapter(directory: Path) -> dict[str, Any]:
-    return {"lora_name": ADAPTER, "lora_path": str(directory), "load_inplace": True}

@@ -22,7 +22,8 @@ from glmforge.checkpoint.values import crc32_of
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import parameter_table
 from glmforge.observe.alive import Alive, quiet
-from glmforge.rl.engines.base import BucketEngine, EngineError, together
+from glmforge.rl.engines.base import EngineError, together
+from glmforge.rl.engines.served import GlmforgeEngine
 
 _TYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
 Held = Mapping[str, tuple[str, tuple[int, ...]]]
@@ -31,7 +32,7 @@ Held = Mapping[str, tuple[str, tuple[int, ...]]]
 def send_weights(
     tensors: Mapping[str, Tensor],
     config: ModelConfig,
-    engines: Sequence[BucketEngine],
+    engines: Sequence[GlmforgeEngine],
     version: int,
     bucket_bytes: int,
     alive: Alive = quiet,
@@ -61,12 +62,12 @@ def send_weights(
     return sum(num_bytes(piece, torch.bfloat16) for piece in pieces)
 
 
-def _begun(engine: BucketEngine) -> Held:
+def _begun(engine: GlmforgeEngine) -> Held:
     engine.pause()
     return engine.begin_update()
 
 
-def _wanted(held: Sequence[Held], config: ModelConfig, engines: Sequence[BucketEngine]) -> list[Piece]:
+def _wanted(held: Sequence[Held], config: ModelConfig, engines: Sequence[GlmforgeEngine]) -> list[Piece]:
     """What engines hold, of this model. MTP layers that an engine has not loaded are left out."""
     own = {piece.disk_name: piece for row in parameter_table(config).values() for piece in published_pieces(row)}
     for one, engine in zip(held, engines, strict=True):
@@ -83,7 +84,7 @@ def _wanted(held: Sequence[Held], config: ModelConfig, engines: Sequence[BucketE
     return found
 
 
-def _deliver(bucket: Mapping[str, Tensor], engines: Sequence[BucketEngine]) -> None:
+def _deliver(bucket: Mapping[str, Tensor], engines: Sequence[GlmforgeEngine]) -> None:
     if not bucket:
         return
     expected, content = {name: crc32_of(tensor) for name, tensor in bucket.items()}, save(dict(bucket))

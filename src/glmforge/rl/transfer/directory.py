@@ -4,6 +4,7 @@ Both are written by all ranks from their shards and renamed when they are whole,
 """
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,9 +25,6 @@ from glmforge.config.lora import LoraConfig
 from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import parameter_table
 from glmforge.runtime.durable import write_durably
-
-ADAPTER_FILE = CONFIG_FILE
-"""A directory with this file is an adapter."""
 
 
 def write_weights(
@@ -51,7 +49,10 @@ def write_weights(
 def write_adapter(
     directory: Path, tensors: Mapping[str, Tensor], config: ModelConfig, lora: LoraConfig, base: str
 ) -> None:
-    """The adapters among `tensors`, which rank 0 holds for a moment, in fp32. Collective. Raises `CheckpointError`."""
+    """The adapters among `tensors`, which rank 0 holds for a moment, in fp32, over earlier ones. Collective.
+
+    Raises `CheckpointError`.
+    """
     maps, table = adapted_maps(config, lora), table_with(config, lora)
     names = [part.row.name for one in maps for part in adapter_parts(one, lora)] + list(saved_whole(config, lora))
     parts = Parts.gather(tensors, {name: table[name].shape for name in names})
@@ -59,6 +60,7 @@ def write_adapter(
 
     def write() -> None:
         made = peft_tensors(found, config, lora)
+        shutil.rmtree(directory, ignore_errors=True)
         with new_directory(directory) as partial:
             specs = {name: (torch.float32, tensor.shape) for name, tensor in made.items()}
             write_safetensors(partial / WEIGHTS_FILE, specs, lambda name: made[name].make())
