@@ -115,8 +115,10 @@ class Fleet:
         self._version = version
 
     def close(self) -> None:
-        for one in (*self.processes, *self.engines):
-            one.close()
+        for process in self.processes:
+            process.close()
+        for engine in self.engines:
+            engine.close()
 
     def _versions(self, alive: Alive) -> set[int | None]:
         """Of the servers' weights."""
@@ -142,7 +144,6 @@ class Fleet:
 
     def _load(self, version: int) -> None:
         for engine in self.engines if rank() == 0 else ():
-            assert not isinstance(engine, GlmforgeEngine), "it reads no files"
             engine.load(self._weights if self.config.lora is None else self._adapter, version)
 
     def _start(self, alive: Alive) -> None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -24,7 +25,15 @@ class HttpEngine:
     Args:
         vocab_size: of the tokenizer; a token beyond it is refused.
         key: the API key; empty for none.
+
+    Attributes:
+        version_at: path of what tells the version of the weights, and its name there.
+        pause_with, resume_with: path and body.
     """
+
+    version_at = ("/version", "weight_version")
+    pause_with: tuple[str, dict[str, Any]] = ("/pause", {})
+    resume_with: tuple[str, dict[str, Any]] = ("/resume", {})
 
     def __init__(self, url: str, config: RlEngineConfig, model: ModelConfig, vocab_size: int, key: str = "") -> None:
         self.url, self.config, self._vocab_size = url.rstrip("/"), config, vocab_size
@@ -44,6 +53,21 @@ class HttpEngine:
     def answers_of(self, reply: Mapping[str, Any]) -> list[Any]:
         """Of a group's reply, as `base.checked` takes them. May raise `LookupError`, `TypeError`, `AttributeError`."""
         raise NotImplementedError
+
+    def load(self, directory: Path, version: int) -> None:
+        """Have the server read weights, in Hugging Face's format or adapters in PEFT's."""
+        raise NotImplementedError
+
+    def version(self) -> int | None:
+        path, name = self.version_at
+        found = self.ask("GET", path).get(name)
+        return int(found) if isinstance(found, str | int) and str(found).isdecimal() else None
+
+    def pause(self) -> None:
+        self.ask("POST", *self.pause_with)
+
+    def resume(self) -> None:
+        self.ask("POST", *self.resume_with)
 
     def begin(self, prompt: Sequence[int], params: SamplingParams) -> "Future[SampledGroup]":
         return self._pool.submit(self._sample, prompt, params)
@@ -84,7 +108,7 @@ class HttpEngine:
         content = {"content": body} if isinstance(body, bytes) else {"json": body}
         parts, size = list[bytes](), 0
         try:
-            with self._client.stream(method, self.url + path, **({} if body is None else content)) as response:  # type: ignore[arg-type]
+            with self._client.stream(method, self.url + path, **({} if body is None else content)) as response:
                 for part in response.iter_bytes():
                     parts.append(part)
                     size += len(part)
@@ -97,8 +121,3 @@ class HttpEngine:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._client.close()
-
-
-def integer(value: object) -> int | None:
-    """A version that a server tells, as text or number; None if it is not one of ours."""
-    return int(value) if isinstance(value, str | int) and str(value).isdecimal() else None

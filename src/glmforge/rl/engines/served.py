@@ -5,11 +5,16 @@ from typing import Any
 
 from glmforge.generate.params import SamplingParams
 from glmforge.rl.engines.base import EngineError
-from glmforge.rl.engines.http import HttpEngine, integer
+from glmforge.rl.engines.http import HttpEngine
+
+Held = dict[str, tuple[str, tuple[int, ...]]]
+"""Published name -> type, as safetensors call it, and shape."""
 
 
 class GlmforgeEngine(HttpEngine):
     """See above."""
+
+    version_at = ("/weights", "version")
 
     def request_of(self, prompt: Sequence[int], params: SamplingParams) -> tuple[str, dict[str, Any]]:
         return "/generate", {
@@ -26,27 +31,20 @@ class GlmforgeEngine(HttpEngine):
     def answers_of(self, reply: Mapping[str, Any]) -> list[Any]:
         return list(reply["choices"])
 
-    def version(self) -> int | None:
-        return integer(self.ask("GET", "/weights").get("version"))
-
-    def pause(self) -> None:
-        self.ask("POST", "/pause", {})
-
-    def resume(self) -> None:
-        self.ask("POST", "/resume", {})
-
-    def begin_update(self) -> Mapping[str, tuple[str, tuple[int, ...]]]:
+    def begin_update(self) -> Held:
+        """Pause, and say what the server holds, all of which `put` must bring before `commit`."""
+        self.pause()
         tensors = self.ask("POST", "/weights/begin", {}).get("tensors")
         try:
-            return {str(name): (str(kind), tuple(map(int, shape))) for name, (kind, shape) in tensors.items()}  # type: ignore[union-attr]
-        except (AttributeError, TypeError, ValueError):
-            raise EngineError(f"{self.url}: invalid reply: expected the tensors of a model") from None
+            return {str(name): (str(kind), tuple(map(int, shape))) for name, (kind, shape) in dict(tensors).items()}  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise EngineError(f"{self.url}/weights/begin: invalid reply: expected the tensors of a model") from None
 
-    def put(self, bucket: bytes) -> Mapping[str, int]:
+    def put(self, bucket: bytes) -> Mapping[str, Any]:
+        """Send tensors, a safetensors file; the checksum of each as the server holds it then."""
         found = self.ask("POST", "/weights/bucket", bucket).get("checksums")
-        if not isinstance(found, dict):
-            raise EngineError(f"{self.url}: invalid reply: expected checksums")
-        return found
+        return found if isinstance(found, dict) else {}
 
     def commit(self, version: int) -> None:
         self.ask("POST", "/weights/commit", {"version": version})
+        self.resume()

@@ -9,11 +9,15 @@ from typing import Any
 
 from glmforge.generate.params import SamplingParams
 from glmforge.rl.engines.base import EngineError
-from glmforge.rl.engines.http import HttpEngine, integer
+from glmforge.rl.engines.http import HttpEngine
 
 
 class SglangEngine(HttpEngine):
     """See above."""
+
+    version_at = ("/model_info", "weight_version")
+    pause_with = ("/pause_generation", {"mode": "in_place"})
+    resume_with = ("/continue_generation", {})
 
     def request_of(self, prompt: Sequence[int], params: SamplingParams) -> tuple[str, dict[str, Any]]:
         sampling = {
@@ -34,15 +38,6 @@ class SglangEngine(HttpEngine):
             }
             for one in reply.get("list", [reply])
         ]
-
-    def version(self) -> int | None:
-        return integer(self.ask("GET", "/model_info").get("weight_version"))
-
-    def pause(self) -> None:
-        self.ask("POST", "/pause_generation", {"mode": "in_place"})
-
-    def resume(self) -> None:
-        self.ask("POST", "/continue_generation", {})
 
     def load(self, directory: Path, version: int) -> None:
         body = {"model_path": str(directory), "weight_version": str(version)}

@@ -11,7 +11,7 @@ from typing import Any
 
 from glmforge.checkpoint.format.sharded_adapter import CONFIG_FILE
 from glmforge.generate.params import SamplingParams
-from glmforge.rl.engines.http import HttpEngine, integer
+from glmforge.rl.engines.http import HttpEngine
 
 ADAPTER = "policy"
 """What requests call the adapter."""
@@ -20,6 +20,8 @@ ADAPTER = "policy"
 class VllmEngine(HttpEngine):
     """See above."""
 
+    version_at = ("/weight_info", "weight_version")
+    pause_with = ("/pause?mode=keep", {})
     _model: str | None = None
 
     def request_of(self, prompt: Sequence[int], params: SamplingParams) -> tuple[str, dict[str, Any]]:
@@ -38,15 +40,6 @@ class VllmEngine(HttpEngine):
     def answers_of(self, reply: Mapping[str, Any]) -> list[Any]:
         choices = sorted(reply["choices"], key=lambda one: one["index"])
         return [one | {"tokens": one["token_ids"], "logprobs": one["logprobs"]["token_logprobs"]} for one in choices]
-
-    def version(self) -> int | None:
-        return integer(self.ask("GET", "/weight_info").get("weight_version"))
-
-    def pause(self) -> None:
-        self.ask("POST", "/pause?mode=keep", {})
-
-    def resume(self) -> None:
-        self.ask("POST", "/resume", {})
 
     def load(self, directory: Path, version: int) -> None:
         if (directory / CONFIG_FILE).exists():

@@ -23,10 +23,9 @@ from glmforge.config.model import ModelConfig
 from glmforge.config.parameters import parameter_table
 from glmforge.observe.alive import Alive, quiet
 from glmforge.rl.engines.base import EngineError, together
-from glmforge.rl.engines.served import GlmforgeEngine
+from glmforge.rl.engines.served import GlmforgeEngine, Held
 
 _TYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
-Held = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 def send_weights(
@@ -45,7 +44,7 @@ def send_weights(
         EngineLostError: a server does not answer. It waits for an update to be made again, from its beginning.
         EngineError: it has another model, or holds something else than it was sent.
     """
-    held: list[Held] = together(lambda: [_begun(one) for one in engines] if rank() == 0 else [], alive)
+    held = together(lambda: [one.begin_update() for one in engines] if rank() == 0 else [], alive)
     pieces = _wanted(broadcast(held, 0), config, engines)
     parts = Parts.gather(tensors, parameter_table(config).shapes())
     buckets = list(batches(pieces, torch.bfloat16, bucket_bytes))
@@ -56,15 +55,9 @@ def send_weights(
     def finish() -> None:
         for engine in engines if rank() == 0 else ():
             engine.commit(version)
-            engine.resume()
 
     together(finish, alive)
     return sum(num_bytes(piece, torch.bfloat16) for piece in pieces)
-
-
-def _begun(engine: GlmforgeEngine) -> Held:
-    engine.pause()
-    return engine.begin_update()
 
 
 def _wanted(held: Sequence[Held], config: ModelConfig, engines: Sequence[GlmforgeEngine]) -> list[Piece]:
