@@ -34,7 +34,7 @@ class Policy:
     """A model on this rank with the samplers of a run."""
 
     def __init__(self, config: RunConfig, world: World, engine: dict[str, Any], **rollout: Any) -> None:
-        self.world, self.backend = world, NativeBackend.build(config, world)
+        self.config, self.world, self.backend = config, world, NativeBackend.build(config, world)
         settings = RlEngineConfig(**{"kind": "glmforge", "dtype": "fp32", "bucket_bytes": 100_000} | engine)
         self.fleet = Fleet(settings, config, self.backend.model, VOCAB_SIZE, KEY)
         rollouts = settings_of(rollout={"group_size": 4, "max_new_tokens": 10, **rollout}).rollout
@@ -63,10 +63,12 @@ def run_config(directory: Path, tokenizer: Path, parallel: dict[str, Any], **sec
 
 
 @contextmanager
-def one_policy(directory: Path, tokenizer: Path, engine: dict[str, Any], **rollout: Any) -> Iterator[Policy]:
+def one_policy(
+    directory: Path, tokenizer: Path, engine: dict[str, Any], *, sections: dict[str, Any] | None = None, **rollout: Any
+) -> Iterator[Policy]:
     OPTIMIZERS["sgd"] = SGD
     os.environ["GLMFORGE_API_KEYS"] = KEY
-    config = run_config(directory, tokenizer, {})
+    config = run_config(directory, tokenizer, {}, **(sections or {}))
     policy = Policy(config, World(0, 1, torch.device("cpu"), resolve_layout(config, 1)), engine, **rollout)
     try:
         yield policy
