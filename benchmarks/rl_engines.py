@@ -19,13 +19,15 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from harness import arguments
+from harness import arguments, result
 from record import ROOT, write_result
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -50,23 +52,29 @@ BUCKETS = (4 << 20, 32 << 20)
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--vllm", help="the Python of an environment with vLLM's CPU build")
+    parser.add_argument("--only", default="", help="only parts whose name has this; the others stay as they were")
     args = parser.parse_args()
     os.environ["GLMFORGE_API_KEYS"] = KEY
-    found: dict[str, Any] = {"prompts": PROMPTS, "group_size": 4, "new_tokens": NEW_TOKENS}
-    with tempfile.TemporaryDirectory() as folder:
-        tokenizer = make_tiny_data(Path(folder) / "data").tokenizer
-        engines = {"glmforge": COMMAND} | ({"vllm": vllm_command(args.vllm)} if args.vllm else {})
-        for kind, command in engines.items():
-            for dtype in ("fp32", "bf16"):
-                typed = (
-                    command if kind == "glmforge" else [*command, "--dtype", {"fp32": "float32"}.get(dtype, "bfloat16")]
-                )
-                found[f"{kind} {dtype}"] = gaps(Path(folder) / f"{kind}-{dtype}", tokenizer, kind, typed, dtype)
-                print(json.dumps(found), flush=True)
-        found["kills"] = kills(Path(folder) / "kills", tokenizer)
-        found["transfer"] = [transfer(Path(folder) / f"{size}", tokenizer, size) for size in BUCKETS]
-    print(json.dumps(found, indent=1))
-    write_result("rl_engines", found, code=CODE, out=args.out)
+    found = result("rl_engines") | {"prompts": PROMPTS, "group_size": 4, "new_tokens": NEW_TOKENS}
+    found.pop("measured", None)
+    engines = {"glmforge": COMMAND} | ({"vllm": vllm_command(args.vllm)} if args.vllm else {})
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        tokenizer = make_tiny_data(folder / "data").tokenizer
+        parts: dict[str, Callable[[], Any]] = {
+            f"{kind} {dtype}": partial(gaps, folder / f"{kind}-{dtype}", tokenizer, kind, command, dtype)
+            for kind, command in engines.items()
+            for dtype in ("fp32", "bf16")
+        }
+        parts["kills"] = partial(kills, folder / "kills", tokenizer)
+        parts |= {
+            f"transfer {size >> 20} MiB": partial(transfer, folder / f"{size}", tokenizer, size) for size in BUCKETS
+        }
+        for part, measure in parts.items():
+            if args.only in part:
+                found[part] = measure()
+                print(part, json.dumps(found[part]), flush=True)
+                write_result("rl_engines", found, code=CODE, out=args.out)
 
 
 def vllm_command(python: str) -> list[str]:
@@ -78,6 +86,8 @@ def vllm_command(python: str) -> list[str]:
 
 def gaps(folder: Path, tokenizer: Path, kind: str, command: list[str], dtype: str) -> dict[str, Any]:
     """Of the native engine and of a server, with the same prompts; and of weights that were not sent."""
+    if kind == "vllm":
+        command = [*command, "--dtype", {"fp32": "float32", "bf16": "bfloat16"}[dtype]]
     engine = {"kind": kind, "urls": [f"http://127.0.0.1:{free_port()}"], "command": command, "dtype": dtype}
     found: dict[str, Any] = {}
     sections = {"model": tiny(MODEL), "precision": {"compute": dtype}}

@@ -46,7 +46,7 @@ class RlRecipe(Recipe):
 
     def __init__(self, config: RunConfig, world: World) -> None:
         self.settings, self.world = config.stage_settings(RlConfig), world
-        _check(config, self.settings)
+        check_settings(config, self.settings)
         self.tokenizer = Tokenizer.load(config.data.tokenizer)
         if self.tokenizer.vocab_size > config.model.vocab_size:
             raise ConfigError(
@@ -182,7 +182,7 @@ class _Order:
         return Asked(number, self._recipe.prompt(number).ids)
 
 
-def _check(config: RunConfig, settings: RlConfig) -> None:
+def check_settings(config: RunConfig, settings: RlConfig) -> None:
     """Raise `ConfigError` for what does not go together."""
     if len(config.phases) > 1:
         raise ConfigError("phases: stage 'rl' has one phase; remove the others")
