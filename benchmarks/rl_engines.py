@@ -33,13 +33,10 @@ from record import ROOT, write_result
 sys.path.insert(0, str(ROOT / "tests"))
 
 from glmforge.config.layout import resolve_layout
-from glmforge.observe.alive import quiet
 from glmforge.parallel.world import join_world
-from glmforge.rl.models import Models
 from glmforge.rl.samples import Answer
 from helpers.distributed import free_port, run_ranks
-from helpers.rl_engines import COMMAND, KEY, Policy, facts, one_policy, run_config
-from helpers.rollouts import settings_of
+from helpers.rl_engines import COMMAND, KEY, Policy, facts, one_policy, run_config, vllm_command
 from helpers.tiny_data import make_tiny_data
 
 CODE = ("src/glmforge/rl", "src/glmforge/deploy/serve", "src/glmforge/generate", "src/glmforge/protocol/tokens.py")
@@ -57,13 +54,13 @@ def main() -> None:
     os.environ["GLMFORGE_API_KEYS"] = KEY
     found = result("rl_engines") | {"prompts": PROMPTS, "group_size": 4, "new_tokens": NEW_TOKENS}
     found.pop("measured", None)
-    engines = {"glmforge": COMMAND} | ({"vllm": vllm_command(args.vllm)} if args.vllm else {})
+    engines = ["glmforge", "vllm"] if args.vllm else ["glmforge"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         tokenizer = make_tiny_data(folder / "data").tokenizer
         parts: dict[str, Callable[[], Any]] = {
-            f"{kind} {dtype}": partial(gaps, folder / f"{kind}-{dtype}", tokenizer, kind, command, dtype)
-            for kind, command in engines.items()
+            f"{kind} {dtype}": partial(gaps, folder / f"{kind}-{dtype}", tokenizer, args.vllm, kind, dtype)
+            for kind in engines
             for dtype in ("fp32", "bf16")
         }
         parts["kills"] = partial(kills, folder / "kills", tokenizer)
@@ -77,17 +74,11 @@ def main() -> None:
                 write_result("rl_engines", found, code=CODE, out=args.out)
 
 
-def vllm_command(python: str) -> list[str]:
-    settings = "VLLM_SERVER_DEV_MODE=1 VLLM_CPU_KVCACHE_SPACE=1 VLLM_CPU_OMP_THREADS_BIND=nobind HF_HUB_OFFLINE=1"
-    server = "-m vllm.entrypoints.openai.api_server --model {weights} --host {host} --port {port} --enforce-eager"
-    limits = "--max-model-len 256 --max-num-seqs 32"
-    return ["env", "-u", "PYTHONPATH", *settings.split(), python, *server.split(), *limits.split()]
-
-
-def gaps(folder: Path, tokenizer: Path, kind: str, command: list[str], dtype: str) -> dict[str, Any]:
+def gaps(folder: Path, tokenizer: Path, vllm: str, kind: str, dtype: str) -> dict[str, Any]:
     """Of the native engine and of a server, with the same prompts; and of weights that were not sent."""
+    command = COMMAND
     if kind == "vllm":
-        command = [*command, "--dtype", {"fp32": "float32", "bf16": "bfloat16"}[dtype]]
+        command = vllm_command(vllm, {"fp32": "float32", "bf16": "bfloat16"}[dtype])
     engine = {"kind": kind, "urls": [f"http://127.0.0.1:{free_port()}"], "command": command, "dtype": dtype}
     found: dict[str, Any] = {}
     sections = {"model": tiny(MODEL), "precision": {"compute": dtype}}
@@ -110,11 +101,7 @@ def gaps(folder: Path, tokenizer: Path, kind: str, command: list[str], dtype: st
 
 def gap(policy: Policy, answers: list[Answer]) -> dict[str, float]:
     """Between the engine's and the trainer's log-probabilities, in nats."""
-    models = Models(policy.config, settings_of(), policy.backend)
-    rows, batch = models.batch(answers)
-    with policy.backend.evaluating():
-        own = models._logprobs(policy.backend.model, batch, rows, quiet)
-    found = np.concatenate([np.abs(one.logprobs_N - own[one.key]) for one in answers])
+    found = policy.gaps(answers)
     return {"mean": float(found.mean()), "p99": float(np.quantile(found, 0.99)), "max": float(found.max())}
 
 
