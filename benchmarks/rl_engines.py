@@ -36,7 +36,7 @@ from glmforge.config.layout import resolve_layout
 from glmforge.parallel.world import join_world
 from glmforge.rl.samples import Answer
 from helpers.distributed import free_port, run_ranks
-from helpers.rl_engines import COMMAND, KEY, Policy, facts, one_policy, run_config, vllm_command
+from helpers.rl_engines import COMMAND, Policy, facts, one_policy, run_config, vllm_command
 from helpers.tiny_data import make_tiny_data
 
 CODE = ("src/glmforge/rl", "src/glmforge/deploy/serve", "src/glmforge/generate", "src/glmforge/protocol/tokens.py")
@@ -51,7 +51,6 @@ def main() -> None:
     parser.add_argument("--vllm", help="the Python of an environment with vLLM's CPU build")
     parser.add_argument("--only", default="", help="only parts whose name has this; the others stay as they were")
     args = parser.parse_args()
-    os.environ["GLMFORGE_API_KEYS"] = KEY
     found = result("rl_engines") | {"prompts": PROMPTS, "group_size": 4, "new_tokens": NEW_TOKENS}
     found.pop("measured", None)
     engines = ["glmforge", "vllm"] if args.vllm else ["glmforge"]

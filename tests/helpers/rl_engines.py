@@ -45,6 +45,7 @@ class Policy:
     """A model on this rank with the samplers of a run."""
 
     def __init__(self, config: RunConfig, world: World, engine: dict[str, Any], **rollout: Any) -> None:
+        os.environ["GLMFORGE_API_KEYS"] = KEY  # for servers that it starts
         self.config, self.world, self.backend = (
             config,
             world,
@@ -94,7 +95,6 @@ def run_config(directory: Path, tokenizer: Path, parallel: dict[str, Any], **sec
 def one_policy(
     directory: Path, tokenizer: Path, engine: dict[str, Any], *, sections: dict[str, Any] | None = None, **rollout: Any
 ) -> Iterator[Policy]:
-    os.environ["GLMFORGE_API_KEYS"] = KEY
     config = run_config(directory, tokenizer, {}, **(sections or {}))
     policy = Policy(config, World(0, 1, torch.device("cpu"), resolve_layout(config, 1)), engine, **rollout)
     try:

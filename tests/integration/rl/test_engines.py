@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -13,14 +14,18 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file, save
 
+from glmforge.config import dump_config
 from glmforge.config.schema import RunConfig
+from glmforge.deploy.export import export_run
 from glmforge.observe.record_files import read_jsonl
 from glmforge.recipes.train import train
 from glmforge.rl.engines.base import EngineError
+from glmforge.rl.engines.served import GlmforgeEngine
 from helpers.command import commands_in
 from helpers.distributed import free_port, run_ranks
 from helpers.rl_engines import COMMAND, KEY, Policy, facts, on_ranks, one_policy
 from helpers.rl_runs import rl_config, write_prompts
+from helpers.serving import start_server
 from helpers.tiny_data import TinyData
 
 
@@ -122,6 +127,46 @@ def test_weights_are_taken_whole_from_those_who_may_send_them(policy: Policy) ->
     assert facts(policy.answers(policy.remote, 6)) == facts(policy.answers(policy.native, 6))
 
 
+def test_an_update_that_does_not_arrive_ends_the_run(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy.answers(policy.remote, 0)
+    engine, put = policy.fleet.engines[0], GlmforgeEngine.put
+
+    def spoiled(self: GlmforgeEngine, bucket: bytes) -> Any:
+        return put(self, bucket[:-1] + bytes([bucket[-1] ^ 1]))
+
+    monkeypatch.setattr(GlmforgeEngine, "put", spoiled)
+    with pytest.raises(EngineError, match=rf"^{engine.url}: \S+ is not what was sent \(checksums differ\)$"):
+        policy.answers(policy.remote, 1)
+    monkeypatch.undo()
+    assert facts(policy.answers(policy.remote, 1)) == facts(policy.answers(policy.native, 1))
+
+
+def test_a_run_whose_server_dies_ends_with_one_line_and_without_success(
+    tiny_data: TinyData, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GLMFORGE_API_KEYS", KEY)
+    model = tmp_path / "model"
+    export_run(base, model, dtype="fp32", with_mtp=False)
+    engine = {"kind": "glmforge", "urls": ["http://127.0.0.1:1"], "api_key_env": "GLMFORGE_API_KEYS"}
+    config = rl_config(
+        tiny_data, tmp_path / "run", write_prompts(tmp_path / "p.jsonl"), 500, init_from=str(base)
+    ).model_dump()
+    config["rl"] |= {"engine": engine, "rollout": config["rl"]["rollout"] | {"partial": False}}
+    with commands_in(tmp_path) as commands:
+        server = start_server(commands, model, "--allow-weight-updates")
+        engine["urls"] = [server.url]
+        (tmp_path / "run.yaml").write_text(dump_config(RunConfig.model_validate(config)))
+        run = commands.start("train", str(tmp_path / "run.yaml"), environment={"PYTHONPATH": "src:tests"})
+        run.wait_for_steps(tmp_path / "run", 3)
+        os.kill(server.pid, signal.SIGKILL)
+        assert run.wait() == 1
+    last = run.output.strip().splitlines()[-1]
+    assert re.match(
+        rf"glmforge: {server.url}/\S+: does not answer \(\w+\); start the server again and run the same ", last
+    )
+    assert "Traceback" not in run.output
+
+
 def test_without_the_option_nobody_can_send_weights(
     policy: Policy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,7 +191,6 @@ LAYOUTS: list[tuple[int, dict[str, Any]]] = [
 def test_weights_come_from_shards_and_shares_are_asked_by_one_rank(
     num_ranks: int, parallel: dict[str, Any], tiny_data: TinyData, tmp_path: Path, started: dict[str, Any]
 ) -> None:
-    os.environ["GLMFORGE_API_KEYS"] = KEY
     results = run_ranks(on_ranks, num_ranks, tmp_path, tiny_data.tokenizer, parallel, started)
     for step in range(2):
         answers = [one for is_first, found in results for one in found[step][0] if is_first]
