@@ -60,8 +60,8 @@ class HttpEngine:
 
     def version(self) -> int | None:
         path, name = self.version_at
-        found = self.ask("GET", path).get(name)
-        return int(found) if isinstance(found, str | int) and str(found).isdecimal() else None
+        found = str(self.ask("GET", path).get(name))
+        return int(found) if found.isdecimal() and len(found) < 20 else None
 
     def pause(self) -> None:
         self.ask("POST", *self.pause_with)

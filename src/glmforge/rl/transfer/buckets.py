@@ -16,7 +16,7 @@ from torch import Tensor
 from glmforge.checkpoint.collective import broadcast, rank, world_size
 from glmforge.checkpoint.convert.hf_directory import num_bytes
 from glmforge.checkpoint.convert.hf_export_sharded import batches, exchange
-from glmforge.checkpoint.convert.hf_names import Piece, published_pieces
+from glmforge.checkpoint.convert.hf_names import Piece, mtp_prefixes, published_pieces
 from glmforge.checkpoint.convert.parts import Parts
 from glmforge.checkpoint.values import crc32_of
 from glmforge.config.model import ModelConfig
@@ -24,8 +24,6 @@ from glmforge.config.parameters import parameter_table
 from glmforge.observe.alive import Alive, quiet
 from glmforge.rl.engines.base import EngineError, together
 from glmforge.rl.engines.served import GlmforgeEngine, Held
-
-_TYPES = {"BF16": torch.bfloat16, "F32": torch.float32}
 
 
 def send_weights(
@@ -63,18 +61,15 @@ def send_weights(
 def _wanted(held: Sequence[Held], config: ModelConfig, engines: Sequence[GlmforgeEngine]) -> list[Piece]:
     """What engines hold, of this model. MTP layers that an engine has not loaded are left out."""
     own = {piece.disk_name: piece for row in parameter_table(config).values() for piece in published_pieces(row)}
+    trunk = {name for name in own if not name.startswith(mtp_prefixes(config))}
     for one, engine in zip(held, engines, strict=True):
-        for name, (kind, shape) in one.items():
-            if name not in own or own[name].shape != shape or kind not in _TYPES:
-                raise EngineError(f"{engine.url}: has another model: {name[:100]} is {kind} {list(shape)} there")
+        for name in sorted(trunk | one.keys()):
+            kind, shape = one.get(name, ("", ()))
+            if name not in own or own[name].shape != shape or kind not in ("BF16", "F32"):
+                raise EngineError(f"{engine.url}: has another model than the one that is trained: {name[:100]}")
         if one != held[0]:
             raise EngineError(f"{engine.url}: has other tensors than {engines[0].url}; start both alike")
-    found = [replace(piece, fp32=held[0][name][0] == "F32") for name, piece in own.items() if name in held[0]]
-    trunk = config.model_copy(update={"num_nextn_predict_layers": 0})
-    for row in parameter_table(trunk).values():
-        if any(piece.disk_name not in held[0] for piece in published_pieces(row)):
-            raise EngineError(f"{engines[0].url}: has another model: it lacks {row.name}")
-    return found
+    return [replace(piece, fp32=held[0][name][0] == "F32") for name, piece in own.items() if name in held[0]]
 
 
 def _deliver(bucket: Mapping[str, Tensor], engines: Sequence[GlmforgeEngine]) -> None:
