@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import time
@@ -15,6 +16,10 @@ from glmforge.rl.engines.base import EngineError, EngineLostError, RolloutEngine
 
 _LIBC, _PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 _POLL_S, _LAST_BYTES = 0.2, 300
+_OF_A_RANK = re.compile(
+    r"((GROUP_|LOCAL_|ROLE_)?(RANK|WORLD_SIZE)|NODE_RANK|ROLE_NAME|MASTER_.*|(TORCHELASTIC|SLURM|PMI)_.*)"
+)
+"""Variables that would make a server one rank of the run's job."""
 
 
 class EngineProcess:
@@ -65,6 +70,7 @@ class EngineProcess:
             with self.log.open("ab") as output:
                 return subprocess.Popen(
                     command,
+                    env={name: value for name, value in os.environ.items() if not _OF_A_RANK.fullmatch(name)},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
