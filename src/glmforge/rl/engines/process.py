@@ -17,7 +17,7 @@ from glmforge.rl.engines.base import EngineError, EngineLostError, RolloutEngine
 _LIBC, _PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 _POLL_S, _LAST_BYTES = 0.2, 300
 _OF_A_RANK = re.compile(
-    r"((GROUP_|LOCAL_|ROLE_)?(RANK|WORLD_SIZE)|NODE_RANK|ROLE_NAME|MASTER_.*|(TORCHELASTIC|SLURM|PMI)_.*)"
+    r"(GROUP_|LOCAL_|ROLE_|NODE_)?(RANK|WORLD_SIZE)|MASTER_.*|TORCHELASTIC_.*|SLURM_(PROCID|LOCALID|STEP_.*)"
 )
 """Variables that would make a server one rank of the run's job."""
 
