@@ -1,9 +1,9 @@
-"""The trainer's weights to servers that take tensors, from shards, a bucket on each rank at a time.
+"""The trainer's weights to servers that take tensors, from shards, a few buckets at a time.
 
-A bucket has tensors under their published names, up to a number of bytes. Every rank puts one together out of the parts
-that all ranks hold, sends it to every server, and compares the checksum of each tensor with what the server holds then.
-So a rank never has more than its shards and a few times the bytes of a bucket, and an update that did not arrive ends
-the run.
+A bucket has tensors under their published names, up to a number of bytes. Each of the first ranks puts one together out
+of the parts that all ranks hold, sends it to every server, and compares the checksum of each tensor with what the
+server holds then. So a rank never has more than its shards and a few times the bytes of a bucket, and an update that
+did not arrive ends the run.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,6 +24,9 @@ from glmforge.config.parameters import parameter_table
 from glmforge.observe.alive import Alive, quiet
 from glmforge.rl.engines.base import EngineError, together
 from glmforge.rl.engines.served import GlmforgeEngine, Held
+
+MAX_SENDERS = 4
+"""Ranks that send at the same time: a server has a bucket of each of them in memory."""
 
 
 def send_weights(
@@ -46,8 +49,9 @@ def send_weights(
     pieces = _wanted(broadcast(held, 0), config, engines)
     parts = Parts.gather(tensors, parameter_table(config).shapes())
     buckets = list(batches(pieces, torch.bfloat16, bucket_bytes))
-    for first in range(0, len(buckets), world_size()):
-        mine = exchange(buckets[first : first + world_size()], torch.bfloat16, parts)
+    at_once = min(MAX_SENDERS, world_size())
+    for first in range(0, len(buckets), at_once):
+        mine = exchange(buckets[first : first + at_once], torch.bfloat16, parts)
         together(lambda mine=mine: _deliver(mine, engines), alive, f"weights, bucket {first + 1} of {len(buckets)}")  # type: ignore[misc]
 
     def finish() -> None:
