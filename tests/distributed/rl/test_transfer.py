@@ -1,5 +1,6 @@
 """Weights and adapters written from the shards of any layout, and what a transfer takes of a rank's memory."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from glmforge.checkpoint.adapter.from_peft import read_peft
 from glmforge.config.layout import resolve_layout
 from glmforge.parallel.world import join_world
+from glmforge.rl.engines.base import EngineError, EngineLostError, together
 from glmforge.rl.transfer.directory import write_adapter
 from helpers.distributed import run_ranks
 from helpers.rl_engines import Policy, noise, run_config
@@ -38,3 +40,25 @@ def test_adapters_are_written_from_shards(num_ranks: int, parallel: dict[str, An
     for name, tensor in found.items():
         torch.testing.assert_close(tensor, noise(name, tensor.shape, 2), rtol=0, atol=0)
     assert [path.name for path in tmp_path.iterdir()] == ["adapter"]
+
+
+def fail_on_ranks(failures: list[type[EngineError] | None]) -> tuple[str, str, bool]:
+    """What each rank raises of what these do, and whether it was alive meanwhile."""
+    heard: list[str] = []
+
+    def act() -> int:
+        time.sleep(0.3 * dist.get_rank())
+        if (failure := failures[dist.get_rank()]) is not None:
+            raise failure(f"rank {dist.get_rank()}")
+        return dist.get_rank()
+
+    try:
+        return "", str(together(act, heard.append, "here")), heard == ["here"] * len(heard) != []
+    except EngineError as error:
+        return type(error).__name__, str(error), bool(heard)
+
+
+def test_a_failure_on_one_rank_is_one_on_all() -> None:
+    assert run_ranks(fail_on_ranks, 2, [None, None]) == [("", "0", True), ("", "1", True)]
+    assert run_ranks(fail_on_ranks, 2, [EngineLostError, None]) == [("EngineLostError", "rank 0", True)] * 2
+    assert run_ranks(fail_on_ranks, 2, [EngineLostError, EngineError]) == [("EngineError", "rank 1", True)] * 2
