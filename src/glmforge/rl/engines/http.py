@@ -64,10 +64,10 @@ class HttpEngine:
         return int(found) if found.isdecimal() and len(found) < 20 else None
 
     def pause(self) -> None:
-        self.ask("POST", *self.pause_with)
+        self.tell(*self.pause_with)
 
     def resume(self) -> None:
-        self.ask("POST", *self.resume_with)
+        self.tell(*self.resume_with)
 
     def begin(self, prompt: Sequence[int], params: SamplingParams) -> "Future[SampledGroup]":
         return self._pool.submit(self._sample, prompt, params)
@@ -86,10 +86,13 @@ class HttpEngine:
         raise EngineError(f"{self.url}{path}: invalid reply: expected {params.num_samples} answers of token ids")
 
     def ask(self, method: str, path: str, body: Body = None, max_values: int = _MIN_VALUES) -> dict[str, Any]:
-        """The JSON object of a reply; {} for an empty one, {"list": ...} for a list. A busy server is asked again.
+        """The JSON object of a reply; {"list": ...} for a list. Raises `EngineError`, as `tell` does."""
+        text = self.tell(path, body, method, max_values)
+        value = parse_json(text, object, source=f"{self.url}{path}", error=EngineError, max_values=max_values)
+        return value if isinstance(value, dict) else {"list": value}
 
-        Raises `EngineError`.
-        """
+    def tell(self, path: str, body: Body, method: str = "POST", max_values: int = _MIN_VALUES) -> str:
+        """What the server replies, whatever it says. A busy server is asked again."""
         until, pause = time.monotonic() + self.config.timeout_s, 0.5
         while (reply := self._request(method, path, body, max_values * _BYTES_PER_VALUE))[0] in _BUSY:
             if time.monotonic() + pause > until:
@@ -100,8 +103,7 @@ class HttpEngine:
         if status != 200:
             kind = EngineLostError if status >= 500 or status in _BUSY else EngineError
             raise kind(f"{self.url}{path}: status {status}: {shown(text[:200])}")
-        value = parse_json(text or "{}", object, source=f"{self.url}{path}", error=EngineError, max_values=max_values)
-        return value if isinstance(value, dict) else {"list": value}
+        return text
 
     def _request(self, method: str, path: str, body: Body, max_bytes: int) -> tuple[int, str]:
         """Status and text."""

@@ -46,5 +46,5 @@ class GlmforgeEngine(HttpEngine):
         return found if isinstance(found, dict) else {}
 
     def commit(self, version: int) -> None:
-        self.ask("POST", "/weights/commit", {"version": version})
+        self.tell("/weights/commit", {"version": version})
         self.resume()

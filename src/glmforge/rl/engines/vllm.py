@@ -44,10 +44,10 @@ class VllmEngine(HttpEngine):
     def load(self, directory: Path, version: int) -> None:
         if (directory / CONFIG_FILE).exists():
             adapter = {"lora_name": ADAPTER, "lora_path": str(directory), "load_inplace": True}
-            self.ask("POST", "/v1/load_lora_adapter", adapter)
+            self.tell("/v1/load_lora_adapter", adapter)
             self._model = ADAPTER
         else:
             call = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
-            self.ask("POST", "/collective_rpc", call)
-        self.ask("POST", "/reset_prefix_cache", {})
-        self.ask("POST", "/update_weight_version", {"new_version": str(version)})
+            self.tell("/collective_rpc", call)
+        self.tell("/reset_prefix_cache", {})
+        self.tell("/update_weight_version", {"new_version": str(version)})
