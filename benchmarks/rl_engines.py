@@ -42,7 +42,7 @@ from helpers.tiny_data import make_tiny_data
 CODE = ("src/glmforge/rl", "src/glmforge/deploy/serve", "src/glmforge/generate", "src/glmforge/protocol/tokens.py")
 MODEL = {"hidden_size": 128, "head_dim": 32, "moe_intermediate_size": 64, "intermediate_size": 256}
 LARGE = {"hidden_size": 1024, "moe_intermediate_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8}
-PROMPTS, NEW_TOKENS, KILLS, RANKS = 32, 64, 10, 4
+PROMPTS, NEW_TOKENS, KILLS, RANKS = 32, 40, 10, 4
 BUCKETS = (4 << 20, 32 << 20)
 
 
