@@ -58,10 +58,14 @@ def main() -> None:
         folder = Path(name)
         tokenizer = make_tiny_data(folder / "data").tokenizer
         parts: dict[str, Callable[[], Any]] = {
-            f"{kind} {dtype}": partial(gaps, folder / f"{kind}-{dtype}", tokenizer, args.vllm, kind, dtype)
+            f"{kind} {dtype}": partial(
+                gaps, folder / f"{kind}-{dtype}", tokenizer, args.vllm, kind, dtype, kind == "vllm"
+            )
             for kind in engines
             for dtype in ("fp32", "bf16")
         }
+        if args.vllm:
+            parts["vllm fp32 reload"] = partial(gaps, folder / "reload", tokenizer, args.vllm, "vllm", "fp32", False)
         parts["kills"] = partial(kills, folder / "kills", tokenizer)
         parts |= {
             f"transfer {size >> 20} MiB": partial(transfer, folder / f"{size}", tokenizer, size) for size in BUCKETS
@@ -73,12 +77,13 @@ def main() -> None:
                 write_result("rl_engines", found, code=CODE, out=args.out)
 
 
-def gaps(folder: Path, tokenizer: Path, vllm: str, kind: str, dtype: str) -> dict[str, Any]:
+def gaps(folder: Path, tokenizer: Path, vllm: str, kind: str, dtype: str, restart: bool) -> dict[str, Any]:
     """Of the native engine and of a server, with the same prompts; and of weights that were not sent."""
     command = COMMAND
     if kind == "vllm":
         command = vllm_command(vllm, {"fp32": "float32", "bf16": "bfloat16"}[dtype])
     engine = {"kind": kind, "urls": [f"http://127.0.0.1:{free_port()}"], "command": command, "dtype": dtype}
+    engine["restart"] = restart
     found: dict[str, Any] = {}
     sections = {"model": tiny(MODEL), "precision": {"compute": dtype}}
     with one_policy(folder, tokenizer, engine, sections=sections, max_new_tokens=NEW_TOKENS) as policy:

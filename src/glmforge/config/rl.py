@@ -190,6 +190,8 @@ class RlConfig(Strict):
     def _check_engine(self) -> Self:
         if self.engine is not None and self.rollout.partial:
             refuse("engine", "cannot be combined with rollout.partial; set that to false")
+        if self.engine is not None and self.engine.restart and (self.engine.kind != "vllm" or not self.engine.command):
+            refuse("engine", "restart is for kind 'vllm' with a command; set it to false")
         if self.engine is not None and self.engine.kind != "glmforge" and self.max_gap is None:
             refuse(
                 "max_gap", f"is what shows that weights arrive at a server of {self.engine.kind}; set it, to 0.1 say"

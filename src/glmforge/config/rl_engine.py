@@ -22,6 +22,11 @@ class RlEngineConfig(Strict):
         description="starts a server on the machine of rank 0, and again when it dies; {weights} is a directory with "
         "weights, {host} and {port} are the URL's. None: somebody else starts them, and the run ends when one dies",
     )
+    restart: bool = Field(
+        default=False,
+        description="of kind vllm: start servers anew with every version of the weights, instead of having them read "
+        "it, which vLLM's build for processors does wrong",
+    )
     api_key_env: str | None = Field(default=None, description="environment variable with the servers' API key")
     directory: YamlPath | None = Field(
         default=None, description="of weights in files, which ranks and servers see; None: engine/ of the run"

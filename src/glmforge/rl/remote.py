@@ -8,6 +8,7 @@ for longer than a moment, and a failure on one rank is one on all.
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,6 @@ class Fleet:
         ]
         self.metrics: dict[str, float] = {"engine_restarts": 0}
         self._version: int | None = None
-        self._num_lost = 0
         self._weights = self.directory
         """What a server is started from, once it has been written."""
 
@@ -97,13 +97,13 @@ class Fleet:
     def update(self, version: int, alive: Alive = quiet) -> None:
         """Have all servers hold the weights as they are now, number `version`, unless they do. Collective."""
         settings = self.settings
-        by_files = settings.kind != "glmforge"
-        if self._version is None:
-            self._write(version, by_files=by_files)
-            self._start(alive)
-        elif self._versions(alive) == {self._version} == {version}:
+        if self._version is not None and self._versions(alive) == {self._version} == {version}:
             return
-        began = time.perf_counter()
+        began, by_files = time.perf_counter(), settings.kind != "glmforge"
+        if self._version is None or settings.restart:
+            self._write(version, by_files=by_files)
+            starts = [partial(one.start, self._weights, anew=settings.restart) for one in self.processes]
+            together(lambda: [start() for start in starts], alive, "starting the engine")
         if by_files:
             self._write(version, by_files=True)
             together(lambda: self._load(version), alive, "the engine reads weights")
@@ -144,21 +144,17 @@ class Fleet:
 
     def _load(self, version: int) -> None:
         for engine in self.engines if rank() == 0 else ():
-            engine.load(self._weights if self.config.lora is None else self._adapter, version)
-
-    def _start(self, alive: Alive) -> None:
-        """Start what does not run."""
-        started = together(
-            lambda: sum(one.start(self._weights) for one in self.processes), alive, "starting the engine"
-        )
-        self.metrics["engine_restarts"] += broadcast(started, 0) if self._num_lost else 0
+            if self.config.lora is None and self.settings.restart:
+                engine.number(version)
+            else:
+                engine.load(self._weights if self.config.lora is None else self._adapter, version)
 
     def _replace(self, problem: str, alive: Alive) -> None:
-        self._num_lost += 1
+        self.metrics["engine_restarts"] += 1
         if self.settings.command is None:
             raise EngineError(f"{problem}; start the server again and run the same command to resume")
-        if self._num_lost > self.settings.max_restarts:
-            raise EngineError(f"{problem}; failed {self._num_lost} times, more than rl.engine.max_restarts")
+        if self.metrics["engine_restarts"] > self.settings.max_restarts:
+            raise EngineError(f"{problem}; this happened more often than rl.engine.max_restarts")
         self._version = None
 
 

@@ -47,9 +47,14 @@ METRICS = (
     Metric("answer_tokens", "tokens", "rl", "mean length of the answers"),
     Metric("stale_share", "share", "rl", "answers that were begun under earlier weights"),
     Metric("rollout_seconds", "s", "rl", "time for sampling the answers of a rollout and rewarding them"),
-    Metric("transfer_seconds", "s", "rl", "time for giving weights to the servers of rl.engine"),
+    Metric(
+        "transfer_seconds",
+        "s",
+        "rl",
+        "time for giving weights to the servers of rl.engine, their start included",
+    ),
     Metric("transfer_bytes_per_second", "B/s", "rl", "weights sent to them, all servers together; not for files"),
-    Metric("engine_restarts", "restarts", "rl", "servers that the run has replaced so far"),
+    Metric("engine_restarts", "restarts", "rl", "how often dead servers have been replaced so far"),
     Metric("scoring_seconds", "s", "rl", "time for log-probabilities under reference and policy, and for values"),
 )
 

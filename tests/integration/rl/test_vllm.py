@@ -24,6 +24,7 @@ def test_updates_arrive_and_a_killed_server_gets_them_again(tiny_data: TinyData,
         "urls": [f"http://127.0.0.1:{free_port()}"],
         "command": vllm_command(str(PYTHON), "float32"),
     }
+    engine["restart"] = True  # what this build computes after it has reloaded weights is something else
     sections = {"model": tiny_config(**SIZES, num_nextn_predict_layers=0).model_dump()}
     with one_policy(tmp_path, tiny_data.tokenizer, engine, sections=sections) as policy:
         for version in range(3):
@@ -43,7 +44,7 @@ def test_updates_arrive_and_a_killed_server_gets_them_again(tiny_data: TinyData,
 
 def test_adapters_are_sent_as_adapters(tiny_data: TinyData, tmp_path: Path) -> None:
     command = vllm_command(str(PYTHON), "float32", "--enable-lora", "--max-lora-rank", "8")
-    engine = {"kind": "vllm", "urls": [f"http://127.0.0.1:{free_port()}"], "command": command}
+    engine: dict[str, Any] = {"kind": "vllm", "urls": [f"http://127.0.0.1:{free_port()}"], "command": command}
     sections = {
         "model": tiny_config(**SIZES, num_nextn_predict_layers=0).model_dump(),
         "lora": {"rank": 4},

@@ -21,6 +21,7 @@ ENGINE = {"kind": "glmforge", "urls": ["http://127.0.0.1:8100"]}
         ({"engine": ENGINE, "rollout": {"partial": True}}, "rollout.partial"),
         ({"engine": ENGINE | {"kind": "vllm"}}, "is what shows that weights arrive"),
         ({"engine": ENGINE | {"kind": "sglang"}}, "is what shows that weights arrive"),
+        ({"engine": ENGINE | {"restart": True, "command": ["x"]}}, "restart is for kind 'vllm'"),
         ({"engine": ENGINE | {"kind": "tgi"}}, "glmforge"),
         ({"engine": ENGINE | {"urls": []}}, "urls"),
         ({"engine": ENGINE | {"command": []}}, "command"),

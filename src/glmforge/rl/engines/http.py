@@ -58,6 +58,10 @@ class HttpEngine:
         """Have the server read weights, in Hugging Face's format or adapters in PEFT's."""
         raise NotImplementedError
 
+    def number(self, version: int) -> None:
+        """Tell the server the version of the weights that it was started with."""
+        raise NotImplementedError
+
     def version(self) -> int | None:
         path, name = self.version_at
         found = str(self.ask("GET", path).get(name))

@@ -36,15 +36,15 @@ class EngineProcess:
         # Linux sends the signal when the thread that started a process ends, so it is one that lives as long as this.
         self._starter = ThreadPoolExecutor(1, "engine-starter")
 
-    def start(self, weights: Path) -> bool:
-        """Start it with `weights`, unless it runs and answers; whether it was started. Returns when it answers.
+    def start(self, weights: Path, *, anew: bool = False) -> None:
+        """Start it with `weights`, unless it runs and answers, or `anew` in any case. Returns when it answers.
 
         Raises `EngineError`: it ends, or does not answer in time.
         """
-        if self.process is not None and self.process.poll() is None:
+        if self.process is not None and self.process.poll() is None and not anew:
             with suppress(EngineLostError):
                 self.engine.version()
-                return False
+                return
         self._kill()
         address = urlsplit(self.engine.url)
         names = {"{weights}": str(weights), "{host}": str(address.hostname), "{port}": str(address.port)}
@@ -56,7 +56,7 @@ class EngineProcess:
                 raise EngineError(f"{self.engine.url}: its server ended with status {status}: {self._last_line()}")
             with suppress(EngineLostError):
                 self.engine.version()
-                return True
+                return
             time.sleep(_POLL_S)
         raise EngineError(f"{self.engine.url}: its server does not answer after {self.start_s:g} s; see {self.log}")
 

@@ -2,7 +2,8 @@
 
 Works with 0.32. With another temperature than 1 the server needs `--logprobs-mode processed_logprobs`: what it reports
 by default is not what it sampled from. It neither reports experts as the trainer numbers them nor takes tensors over
-HTTP. An adapter (`lora`) needs `--enable-lora`, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.
+HTTP. Its build for processors computes something else after `reload_weights` (`restart: true` starts it anew instead).
+An adapter (`lora`) needs `--enable-lora`, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,4 +51,7 @@ class VllmEngine(HttpEngine):
             call = {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}}
             self.tell("/collective_rpc", call)
         self.tell("/reset_prefix_cache", {})
+        self.number(version)
+
+    def number(self, version: int) -> None:
         self.tell("/update_weight_version", {"new_version": str(version)})
