@@ -11,6 +11,8 @@ them). `stale` is the gap with weights that were changed and not sent, as it wou
 that hold a quarter of the model each.
 """
 
+import ctypes
+import gc
 import json
 import os
 import random
@@ -161,6 +163,8 @@ def _transfer_on_rank(folder: Path, tokenizer: Path, engine: dict[str, Any]) -> 
         try:
             policy.fleet.update(1)
             dist.barrier()
+            gc.collect()
+            ctypes.CDLL("libc.so.6").malloc_trim(0)  # or what the first update has freed would hide what this one takes
             before = resident("VmRSS")
             Path("/proc/self/clear_refs").write_text("5")
             policy.fleet.update(2)

@@ -32,6 +32,7 @@ from glmforge.rl.samples import Answer
 from glmforge.rl.transfer.buckets import send_weights
 from glmforge.rl.transfer.directory import write_adapter, write_weights
 
+_BUCKETS_OF_A_FILE = 4
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -130,8 +131,9 @@ class Fleet:
         is_update = by_files and lora is None
         target = self.directory / (f"weights-{version}" if is_update else "weights")
         if target != old and (is_update or self.settings.command is not None):
-            tokenizer = Path(self.config.data.tokenizer)
-            write_weights(target, tensors, self.config.model, _DTYPES[self.settings.dtype], tokenizer)
+            tokenizer, settings = Path(self.config.data.tokenizer), self.settings
+            dtype, file_bytes = _DTYPES[settings.dtype], _BUCKETS_OF_A_FILE * settings.bucket_bytes
+            write_weights(target, tensors, self.config.model, dtype, tokenizer, file_bytes)
             self._weights = target
             if old != self.directory and rank() == 0:
                 shutil.rmtree(old, ignore_errors=True)

@@ -28,11 +28,17 @@ from glmforge.runtime.durable import write_durably
 
 
 def write_weights(
-    directory: Path, tensors: Mapping[str, Tensor], config: ModelConfig, dtype: torch.dtype, tokenizer: Path
+    directory: Path,
+    tensors: Mapping[str, Tensor],
+    config: ModelConfig,
+    dtype: torch.dtype,
+    tokenizer: Path,
+    file_bytes: int,
 ) -> None:
     """The model of which `tensors` are this rank's part, without MTP layers, over an earlier one. Collective.
 
-    Raises `CheckpointError`, as `export_hf_sharded` does.
+    A rank holds a file of at most `file_bytes`, or one tensor, besides its part. Raises `CheckpointError`, as
+    `export_hf_sharded` does.
     """
     names = parameter_table(config).keys()
     export_hf_sharded(
@@ -42,6 +48,7 @@ def write_weights(
         dtype=dtype,
         with_mtp=False,
         tokenizer_dir=tokenizer,
+        max_shard_bytes=file_bytes,
         overwrite=True,
     )
 
