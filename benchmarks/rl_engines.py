@@ -55,23 +55,17 @@ def main() -> None:
     args = parser.parse_args()
     found = result("rl_engines") | {"prompts": PROMPTS, "group_size": 4, "new_tokens": NEW_TOKENS}
     found.pop("measured", None)
-    engines = ["glmforge", "vllm"] if args.vllm else ["glmforge"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         tokenizer = make_tiny_data(folder / "data").tokenizer
         parts: dict[str, Callable[[], Any]] = {
-            f"{kind} {dtype}": partial(
-                gaps, folder / f"{kind}-{dtype}", tokenizer, args.vllm, kind, dtype, kind == "vllm"
-            )
-            for kind in engines
-            for dtype in ("fp32", "bf16")
-        }
-        if args.vllm:
-            parts["vllm fp32 reload"] = partial(gaps, folder / "reload", tokenizer, args.vllm, "vllm", "fp32", False)
-        parts["kills"] = partial(kills, folder / "kills", tokenizer)
-        parts |= {
             f"transfer {size >> 20} MiB": partial(transfer, folder / f"{size}", tokenizer, size) for size in BUCKETS
         }
+        parts["kills"] = partial(kills, folder / "kills", tokenizer)
+        for kind, way in [("glmforge", "")] + ([("vllm", " restart"), ("vllm", " reload")] if args.vllm else []):
+            for dtype in ("fp32",) if way == " reload" else ("fp32", "bf16"):
+                part = f"{kind} {dtype}{way}"
+                parts[part] = partial(gaps, folder / part, tokenizer, args.vllm, kind, dtype, way == " restart")
         for part, measure in parts.items():
             if args.only in part:
                 found[part] = measure()
