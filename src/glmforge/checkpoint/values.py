@@ -4,13 +4,20 @@ Said when it is read, this names the file; found in the first step, it looks lik
 """
 
 import math
+import zlib
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from glmforge.checkpoint.collective import run_each
 from glmforge.errors import CheckpointError
 from glmforge.optim.sharding import local_part
+
+
+def crc32_of(tensor: Tensor) -> int:
+    """CRC-32 of the bytes of a plain tensor in row-major order."""
+    return zlib.crc32(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
 
 
 def check_values(

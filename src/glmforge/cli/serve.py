@@ -105,6 +105,7 @@ def _server_config(options: Options) -> "ServerConfig":
         origins=tuple(options.allow_origin or ()),
         requests_per_minute=options.requests_per_minute,
         drain_seconds=options.drain_seconds,
+        weight_updates=options.allow_weight_updates,
         limits=Limits(
             body_bytes=options.max_body_mib << 20, prompt_tokens=options.max_prompt_tokens, seconds=options.timeout
         ),

@@ -70,6 +70,12 @@ class Options:
     allow_origin: Annotated[
         list[str] | None, typer.Option(help="Origin of a web page that may ask (CORS).", rich_help_panel=_ACCESS)
     ] = None
+    allow_weight_updates: Annotated[
+        bool,
+        typer.Option(
+            "--allow-weight-updates", help="Let a trainer with an API key send weights.", rich_help_panel=_ACCESS
+        ),
+    ] = False
     requests_per_minute: Annotated[
         int | None, typer.Option(min=1, help="Limit per API key.", rich_help_panel=_ACCESS)
     ] = None

@@ -12,6 +12,7 @@ from glmforge.config.fields import YamlPath
 from glmforge.config.model import Strict, refuse
 from glmforge.config.rewards import RewardsConfig
 from glmforge.config.rl_agent import AgentConfig
+from glmforge.config.rl_engine import RlEngineConfig
 
 
 class RolloutConfig(Strict):
@@ -144,6 +145,7 @@ class RlConfig(Strict):
     """What reinforcement learning adds. A phase's batch_size counts answers."""
 
     rollout: RolloutConfig = RolloutConfig()
+    engine: RlEngineConfig | None = Field(default=None, description="servers that sample; None: the run's own engine")
     rewards: RewardsConfig = RewardsConfig()
     agent: AgentConfig | None = Field(default=None, description="conversations of several turns; None: single answers")
     advantage: AdvantageConfig = AdvantageConfig()
@@ -192,6 +194,20 @@ class RlConfig(Strict):
             refuse(
                 "agent",
                 "conversations are sampled whole, without reward models; remove rollout.partial and reward_model",
+            )
+        if self.agent is not None and self.engine is not None:
+            refuse("agent", "conversations are sampled by the run's own engine; remove rl.engine")
+        return self
+
+    @model_validator(mode="after")
+    def _check_engine(self) -> Self:
+        if self.engine is not None and self.rollout.partial:
+            refuse("engine", "cannot be combined with rollout.partial; set that to false")
+        if self.engine is not None and self.engine.restart and (self.engine.kind != "vllm" or not self.engine.command):
+            refuse("engine", "restart is for kind 'vllm' with a command; set it to false")
+        if self.engine is not None and self.engine.kind != "glmforge" and self.max_gap is None:
+            refuse(
+                "max_gap", f"is what shows that weights arrive at a server of {self.engine.kind}; set it, to 0.1 say"
             )
         return self
 

@@ -144,6 +144,13 @@ class AsyncEngine:
         if self._readers.pop(number, None) is not None and is_open:
             self._left.append(number)
 
+    async def pause(self) -> None:
+        """Let no step run and no request be queued until `resume`."""
+        await self._between_steps.acquire()
+
+    def resume(self) -> None:
+        self._between_steps.release()
+
     async def _queue(self, answer: Answer, prepared: Prepared, *, wait: bool) -> int:
         """Queue it as soon as no step runs and there is room."""
         async with self._turns if wait else nullcontext():

@@ -4,6 +4,7 @@ Prompts are `data.sources`, files of records; held-out ones `data.held_out`, tes
 """
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from glmforge.config.rl_models import models_beside
 from glmforge.config.schema import RunConfig
 from glmforge.data.tokens.model_ids import with_ids_of
 from glmforge.data.tokens.tokenizer import Tokenizer
+from glmforge.endpoint import url_fault
 from glmforge.errors import ConfigError
 from glmforge.objectives.value import ValueObjective
 from glmforge.observe.run import RunDirectory
@@ -28,6 +30,7 @@ from glmforge.rl.agents.environment import environment_of
 from glmforge.rl.agents.sampler import ENVIRONMENT, AgentSampler
 from glmforge.rl.held_out import HeldOut, MakeSampler
 from glmforge.rl.prompts import Prompt, Prompts, make_prompts, read_prompts
+from glmforge.rl.remote import Fleet, RemoteSampler
 from glmforge.rl.rewards import Rewards
 from glmforge.rl.rollout import Asked
 from glmforge.rl.samples import Answer
@@ -46,7 +49,7 @@ class RlRecipe(Recipe):
 
     def __init__(self, config: RunConfig, world: World) -> None:
         self.settings, self.world = config.stage_settings(RlConfig), world
-        _check(config, self.settings)
+        check_settings(config, self.settings)
         self.tokenizer = Tokenizer.load(config.data.tokenizer)
         if self.tokenizer.vocab_size > config.model.vocab_size:
             raise ConfigError(
@@ -94,8 +97,23 @@ class RlRecipe(Recipe):
             reference=frozen.get("reference"),
             critic=None if self._critic is None else self._critic.model,
             reward_model=frozen.get("reward"),
-            sampler=self._agents(self.prompt)(settings.rollout, backend.model),
+            sampler=self._agents(self.prompt)(settings.rollout, backend.model) or self._remote_sampler(config, backend),
             write=written,
+        )
+
+    def _remote_sampler(self, config: RunConfig, backend: NativeBackend) -> RemoteSampler | None:
+        if (engine := self.settings.engine) is None:
+            return None
+        key = "" if engine.api_key_env is None else os.environ.get(engine.api_key_env, "")
+        if engine.api_key_env is not None and not key:
+            raise ConfigError(f"rl.engine.api_key_env: {engine.api_key_env} is not set; set it, or leave this out")
+        fleet = Fleet(engine, config, backend.model, self.tokenizer.vocab_size, key)
+        return RemoteSampler(
+            self.settings.rollout,
+            fleet,
+            stop_ids=config.model.eos_token_id,
+            vocab_size=self.tokenizer.vocab_size,
+            seed=config.seed,
         )
 
     def extra_models(self, config: RunConfig, world: World) -> Mapping[str, ExtraModel]:
@@ -137,8 +155,8 @@ class RlRecipe(Recipe):
             yield BenchmarksHook(observe.evaluate_every, asker, from_given_weights=True)
 
     def is_right(self, one: Answer) -> bool:
-        """Whether all verifiers and refusal terms say so; without any, whether the reward is positive. An environment says
-        so by 1."""
+        """Whether all verifiers and refusal terms say so; without any, whether the reward is positive. An environment
+        says so by 1."""
         if ENVIRONMENT in one.terms:
             return one.terms[ENVIRONMENT] >= 1
         kinds, terms = ("verifier", "refusal"), self.settings.rewards.terms
@@ -183,7 +201,7 @@ class _Order:
         return Asked(number, self._recipe.prompt(number).ids)
 
 
-def _check(config: RunConfig, settings: RlConfig) -> None:
+def check_settings(config: RunConfig, settings: RlConfig) -> None:
     """Raise `ConfigError` for what does not go together."""
     if len(config.phases) > 1:
         raise ConfigError("phases: stage 'rl' has one phase; remove the others")
@@ -199,6 +217,11 @@ def _check(config: RunConfig, settings: RlConfig) -> None:
             f"rl.rollout.max_new_tokens: {rollout.max_new_tokens:,} leaves no room for a prompt in {room:,} tokens "
             "(phases.0.seq_len, model.max_position_embeddings); lower it"
         )
+    for url in () if settings.engine is None else settings.engine.urls:
+        if fault := url_fault(url):
+            raise ConfigError(f"rl.engine.urls: {fault}")
+    if settings.engine is not None and settings.engine.kind == "glmforge" and config.lora is not None:
+        raise ConfigError("rl.engine.kind: 'glmforge' does not take adapters while it serves; use 'vllm', or no engine")
     if settings.critic is not None and config.lora is not None:
         raise ConfigError("rl.critic: cannot be combined with lora; train all weights, or use another advantage.kind")
 

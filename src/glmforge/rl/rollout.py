@@ -10,7 +10,7 @@ before those of groups that were begun `MAX_WAIT` rollouts ago.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -67,7 +67,8 @@ class Sampler:
         begun_before: int = 0,
         alive: Alive = quiet,
     ) -> list[Answer]:
-        """The answers of this rank's prompts, unfinished ones too. Ranks of a tp and pp group give the same.
+        """The answers of this rank's prompts, unfinished ones too. Ranks of a tp and pp group give the same, or only
+        the first of them gives some.
 
         Args:
             asked: prompts of all ranks, the same on each; every `num_shares`-th is this rank's.
@@ -91,17 +92,14 @@ class Sampler:
             complete = {number for number, count in missing.items() if count == 0}
             return enough is not None and len(complete) >= enough and awaited <= complete
 
-        with self.runner.session():
-            size = min(self.config.cache_bytes, self._most_bytes(prompts, params))
-            engine = Engine(self.runner, EngineConfig(size, PAGE_SIZE, max_sequences=self.config.max_sequences))
-            found = engine.generate(
-                [list(map(int, prompt)) for prompt in prompts],
-                params,
-                on_answer=on_answer,
-                stopped=is_enough,
-                alive=alive,
-            )
-            self._refuse_differing_weights()
+        found = self._generate(
+            [list(map(int, prompt)) for prompt in prompts],
+            params,
+            version=version,
+            on_answer=on_answer,
+            stopped=is_enough,
+            alive=alive,
+        )
         if error := next((sample.error for samples in found for sample in samples if sample.error), None):
             raise GlmforgeError(f"a prompt cannot be answered: {error}")
         gone_on = [self._continued(one, version, samples[0]) for one, samples in zip(unfinished, found, strict=False)]
@@ -115,6 +113,31 @@ class Sampler:
                 f"the engine's weights are not those that are trained: {', '.join(differing[:3])}; this is a "
                 "defect of the program, please report it"
             )
+
+    def metrics(self) -> dict[str, float]:
+        """What the run's records tell of the last call, by name."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing is asked any more."""
+
+    def _generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        *,
+        version: int,
+        on_answer: Callable[[int, list[Sample]], None],
+        stopped: Callable[[], bool],
+        alive: Alive,
+    ) -> list[list[Sample]]:
+        """The samples of each prompt; see `Engine.generate`. Collective."""
+        with self.runner.session():
+            size = min(self.config.cache_bytes, self._most_bytes(prompts, params))
+            engine = Engine(self.runner, EngineConfig(size, PAGE_SIZE, max_sequences=self.config.max_sequences))
+            found = engine.generate(prompts, params, on_answer=on_answer, stopped=stopped, alive=alive)
+            self._refuse_differing_weights()
+        return found
 
     def _most_bytes(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> int:
         """Of keys and values, if all prompts are kept and the longest answers are computed at the same time."""

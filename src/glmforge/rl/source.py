@@ -47,6 +47,14 @@ METRICS = (
     Metric("answer_tokens", "tokens", "rl", "mean length of the answers"),
     Metric("stale_share", "share", "rl", "answers that were begun under earlier weights"),
     Metric("rollout_seconds", "s", "rl", "time for sampling the answers of a rollout and rewarding them"),
+    Metric(
+        "transfer_seconds",
+        "s",
+        "rl",
+        "time for giving weights to the servers of rl.engine, their start included",
+    ),
+    Metric("transfer_bytes_per_second", "B/s", "rl", "weights sent to them, all servers together; not for files"),
+    Metric("engine_restarts", "restarts", "rl", "how often dead servers have been replaced so far"),
     Metric("scoring_seconds", "s", "rl", "time for log-probabilities under reference and policy, and for values"),
 )
 
@@ -70,7 +78,7 @@ class RolloutSource(BatchSource):
         reference: the model that the policy is kept near; None: the policy without its adapters, if any is needed.
         critic: gives values, for advantages of kind "gae".
         reward_model: scores answers by its head `score`, at their last token.
-        sampler: samples the answers; None: single ones, with the engine of this process.
+        sampler: samples the answers; None: single ones, with the engine of this process. `close` closes it.
         write: takes the answers of each step as they are trained on, on this rank, with the step.
     """
 
@@ -180,6 +188,9 @@ class RolloutSource(BatchSource):
     def metrics(self) -> dict[str, Any]:
         return self._metrics
 
+    def close(self) -> None:
+        self.sampler.close()
+
     def answers_to(self, numbers: Sequence[int]) -> tuple[list[Answer], float]:
         """Rewarded answers of all ranks to these prompts, and the seconds of sampling. The source stays as it was.
         Collective."""
@@ -210,7 +221,7 @@ class RolloutSource(BatchSource):
             self._unfinished = self._send(self._unfinished)
             with self.backend.evaluating():
                 self._steps = [self.models.score(answers, self._num_steps, self.alive) for answers in self._steps]
-        self._metrics |= {f"{name}_seconds": value for name, value in seconds.items()}
+        self._metrics |= {f"{name}_seconds": value for name, value in seconds.items()} | self.sampler.metrics()
 
     def _sample(self, wanted: int) -> dict[int, list[Answer]]:
         """Groups with rewards, those that were sampled here: over all ranks as many as wanted, or as were found in

@@ -117,15 +117,16 @@ def _finish(partial: Path, out_dir: Path, plan: ExportPlan, tokenizer_dir: Path 
 
 def _collect(shards: Sequence[Sequence[Piece]], dtype: torch.dtype, parts: Parts) -> dict[str, Tensor]:
     """The tensors of this rank's shard of the round `shards`; shard i is that of rank i."""
-    batches = [list(_batches(shard, dtype, _EXCHANGE_BYTES // len(shards))) for shard in shards]
+    of_writers = [list(batches(shard, dtype, _EXCHANGE_BYTES // len(shards))) for shard in shards]
     collected: dict[str, Tensor] = {}
-    for number in range(max(map(len, batches))):
-        wanted = [of_writer[number] if number < len(of_writer) else [] for of_writer in batches]
-        collected |= _exchange(wanted, dtype, parts)
+    for number in range(max(map(len, of_writers))):
+        wanted = [of_writer[number] if number < len(of_writer) else [] for of_writer in of_writers]
+        collected |= exchange(wanted, dtype, parts)
     return collected
 
 
-def _batches(pieces: Sequence[Piece], dtype: torch.dtype, max_bytes: int) -> Iterator[list[Piece]]:
+def batches(pieces: Sequence[Piece], dtype: torch.dtype, max_bytes: int) -> Iterator[list[Piece]]:
+    """The same in order, in lists of at most so many bytes, or one tensor."""
     batch: list[Piece] = []
     filled = 0
     for piece in pieces:
@@ -137,8 +138,11 @@ def _batches(pieces: Sequence[Piece], dtype: torch.dtype, max_bytes: int) -> Ite
     yield batch
 
 
-def _exchange(wanted: Sequence[Sequence[Piece]], dtype: torch.dtype, parts: Parts) -> dict[str, Tensor]:
-    """The tensors `wanted[rank()]`, assembled from all ranks' parts; this rank's go to the ranks that need them."""
+def exchange(wanted: Sequence[Sequence[Piece]], dtype: torch.dtype, parts: Parts) -> dict[str, Tensor]:
+    """The tensors `wanted[rank()]`, assembled from all ranks' parts; this rank's go to the ranks that need them.
+
+    Collective. `wanted` is the same on all ranks, and may have fewer lists than there are ranks.
+    """
     outgoing: list[list[Tensor]] = [[] for _ in range(world_size())]
     incoming = [0] * world_size()
     for writer, pieces in enumerate(wanted):

@@ -25,6 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from glmforge.deploy.serve.access import Access, Later
 from glmforge.deploy.serve.page import page_routes
 from glmforge.deploy.serve.service import Running, ServedModel, Service
+from glmforge.deploy.serve.weights import MAX_BUCKET_BYTES, WeightUpdates
 from glmforge.extras import MissingPackageError
 from glmforge.protocol import chat, completions, messages, openai, responses, tokens
 from glmforge.protocol.body import read_body
@@ -72,13 +73,17 @@ OPEN = {"/health", "/live"}
 """Need no key, as the page does not."""
 
 
-def make_app(service: Service, model: ServedModel, access: Access) -> ASGIApp:
-    """The whole application."""
+WEIGHT_PATHS = ("/pause", "/resume", "/weights/begin", "/weights/bucket", "/weights/commit")
+
+
+def make_app(service: Service, model: ServedModel, access: Access, updates: WeightUpdates | None = None) -> ASGIApp:
+    """The whole application; without `updates` nobody can change the weights."""
     page = page_routes()
     routes = [
         *(Route(path, Answers(api, service, model), methods=["POST"]) for path, api in APIS.items()),
         *(Route(path, _at_once(count, service, model), methods=["POST"]) for path, count in ANSWERED_AT_ONCE.items()),
         *_other_routes(service, model),
+        *([] if updates is None else _weight_routes(service, updates)),
         *page,
     ]
     app: ASGIApp = Gate(Router(routes), service, access, OPEN | {route.path for route in page})
@@ -175,7 +180,12 @@ class Gate:
 
 async def read_json(request: Request, service: Service) -> dict[str, Any]:
     """The body of a request. Raises `ApiError`."""
-    limit, parts, size = service.limits.body_bytes, [], 0
+    return await asyncio.to_thread(read_body, await read_bytes(request, service, service.limits.body_bytes))
+
+
+async def read_bytes(request: Request, service: Service, limit: int) -> bytes:
+    """The same as it was sent, of at most `limit` bytes."""
+    parts, size = [], 0
     too_large = ApiError(413, "too_large", f"the body has more than {limit:,} bytes; shorten it")
     length = request.headers.get("content-length", "0")
     if not length.isdecimal() or int(length[:20]) > limit:
@@ -189,7 +199,7 @@ async def read_json(request: Request, service: Service) -> dict[str, Any]:
                     raise too_large
     except TimeoutError:
         raise ApiError(408, "timeout", f"the body did not arrive within {service.limits.read_seconds:g} s") from None
-    return await asyncio.to_thread(read_body, b"".join(parts))
+    return b"".join(parts)
 
 
 def json_response(content: object, status: int = 200) -> Response:
@@ -334,6 +344,15 @@ def _other_routes(service: Service, model: ServedModel) -> list[Route]:
         Route("/live", live, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
     ]
+
+
+def _weight_routes(service: Service, updates: WeightUpdates) -> list[Route]:
+    async def answer(request: Request) -> Response:
+        body = await read_bytes(request, service, MAX_BUCKET_BYTES)
+        return json_response(await updates.answer(request.url.path, body))
+
+    posts = [Route(path, answer, methods=["POST"]) for path in WEIGHT_PATHS]
+    return [*posts, Route("/weights", answer, methods=["GET"])]
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

@@ -19,6 +19,7 @@ from glmforge.deploy.serve.access import LOOPBACK, Access, is_loopback, read_key
 from glmforge.deploy.serve.app import make_app
 from glmforge.deploy.serve.page import page_routes
 from glmforge.deploy.serve.service import Limits, ServedModel, Service
+from glmforge.deploy.serve.weights import WeightUpdates
 from glmforge.errors import GlmforgeError
 from glmforge.generate.engine import Engine
 from glmforge.generate.lead import LeadingModel, RankLostError
@@ -43,6 +44,7 @@ class ServerConfig:
         origins: of web pages that may ask it.
         requests_per_minute: of each key.
         drain_seconds: for answers that run when it is told to stop.
+        weight_updates: let those who have a key change the weights (`weights.py`).
     """
 
     name: str
@@ -54,6 +56,7 @@ class ServerConfig:
     origins: tuple[str, ...] = ()
     requests_per_minute: int | None = None
     drain_seconds: float = 30.0
+    weight_updates: bool = False
     limits: Limits = field(default_factory=Limits)
 
     def check(self) -> list[str]:
@@ -64,6 +67,8 @@ class ServerConfig:
                 f"host: {self.host} can be reached from other machines; pass --api-key-file (or set "
                 "GLMFORGE_API_KEYS), or --public to serve anyone"
             )
+        if self.weight_updates and not keys:
+            raise GlmforgeError("--allow-weight-updates: needs API keys; pass --api-key-file or set GLMFORGE_API_KEYS")
         return keys
 
 
@@ -85,7 +90,8 @@ def serve(engine: Engine, config: ServerConfig, say: Callable[[str], None] = pri
     names = (config.name, *engine.runner.adapters)
     model = ServedModel(engine.tokenizer, names, longest, max(1, min(DEFAULT_MAX_TOKENS, longest // 2)))
     service = Service(engine, config.limits)
-    app = make_app(service, model, Access(keys, hosts, config.origins, config.requests_per_minute))
+    updates = WeightUpdates(service.engine) if config.weight_updates else None
+    app = make_app(service, model, Access(keys, hosts, config.origins, config.requests_per_minute), updates)
     with _listening(config.host, config.port) as listener:
         engine.generate([[engine.tokenizer.end_of_text_id]], SamplingParams(max_new_tokens=1))  # what is made lazily
         uvicorn_config = uvicorn.Config(

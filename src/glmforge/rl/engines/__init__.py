@@ -1,0 +1,1 @@
+"""Servers that sample a run's answers."""

@@ -1,0 +1,198 @@
+"""Servers that sample a run's answers in place of the engine in its own processes.
+
+They are started, given the policy's weights, asked, and replaced when they die. All ranks make a `Fleet` and call its
+methods together. Requests are sent in threads while the ranks wait for each other, so no rank waits in a collective
+for longer than a moment, and a failure on one rank is one on all.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from glmforge.checkpoint.collective import broadcast, rank
+from glmforge.config.rl import RolloutConfig
+from glmforge.config.rl_engine import RlEngineConfig
+from glmforge.config.schema import RunConfig
+from glmforge.generate.answer import Sample
+from glmforge.generate.params import SamplingParams
+from glmforge.observe.alive import Alive, quiet
+from glmforge.parallel.model import ParallelModel
+from glmforge.rl.engines.base import EngineError, EngineLostError, SampledGroup, together
+from glmforge.rl.engines.process import EngineProcess
+from glmforge.rl.engines.served import GlmforgeEngine
+from glmforge.rl.engines.sglang import SglangEngine
+from glmforge.rl.engines.vllm import VllmEngine
+from glmforge.rl.rollout import Asked, Sampler
+from glmforge.rl.samples import Answer
+from glmforge.rl.transfer.buckets import send_weights
+from glmforge.rl.transfer.directory import write_adapter, write_weights
+
+_BUCKETS_OF_A_FILE = 4
+_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+class Fleet:
+    """See above. `metrics` are of the last update, and restarts so far.
+
+    Args:
+        model: whose weights the servers are given.
+        vocab_size: of the tokenizer.
+        key: the servers' API key; empty for none.
+    """
+
+    def __init__(
+        self, settings: RlEngineConfig, config: RunConfig, model: ParallelModel, vocab_size: int, key: str = ""
+    ) -> None:
+        self.settings, self.config, self.model = settings, config, model
+        kind = {"glmforge": GlmforgeEngine, "vllm": VllmEngine, "sglang": SglangEngine}[settings.kind]
+        self.engines = [kind(url, settings, config.model, vocab_size, key) for url in settings.urls]
+        run = Path(config.output_dir).absolute() / "engine"
+        self.directory = (settings.directory or run).absolute()
+        self.processes = [
+            EngineProcess(engine, settings.command, run / f"server-{number}.log", settings.start_s)
+            for number, engine in enumerate(self.engines)
+            if settings.command is not None and rank() == 0
+        ]
+        self.metrics: dict[str, float] = {"engine_restarts": 0}
+        self._version: int | None = None
+        self._weights = self.directory
+        """What a server is started from, once it has been written."""
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], version: int, alive: Alive = quiet
+    ) -> list[SampledGroup]:
+        """The samples of this rank's prompts, under the weights as they are now, number `version`. Collective.
+
+        What a dead server had not answered is asked again of its successor, with the same seeds. Raises `EngineError`.
+        """
+        answers: dict[int, SampledGroup] = {}
+
+        def ask() -> None:
+            places = [place for place in range(len(prompts)) if place not in answers]
+            engines = [self.engines[(rank() + place) % len(self.engines)] for place in places]
+            futures = [engine.begin(prompts[at], params[at]) for engine, at in zip(engines, places, strict=True)]
+            lost: EngineLostError | None = None
+            for place, future in zip(places, futures, strict=True):
+                try:
+                    answers[place] = future.result()
+                except EngineLostError as error:
+                    lost = error
+            if lost is not None:
+                raise lost
+
+        while True:
+            try:
+                self.update(version, alive)
+                together(ask, alive, "generation by the engine")
+                if self._versions(alive) != {version}:
+                    raise EngineError(f"{self.engines[0].url}: its weights were changed while it sampled; start anew")
+                return [answers[place] for place in range(len(prompts))]
+            except EngineLostError as error:
+                self._replace(str(error), alive)
+
+    def update(self, version: int, alive: Alive = quiet) -> None:
+        """Have all servers hold the weights as they are now, number `version`, unless they do. Collective."""
+        settings = self.settings
+        if self._version is not None and self._versions(alive) == {self._version} == {version}:
+            return
+        began, by_files = time.perf_counter(), settings.kind != "glmforge"
+        if self._version is None or settings.restart:
+            self._write(version, by_files=by_files)
+            starts = [partial(one.start, self._weights, anew=settings.restart) for one in self.processes]
+            together(lambda: [start() for start in starts], alive, "starting the engine")
+        if by_files:
+            self._write(version, by_files=True)
+            together(lambda: self._load(version), alive, "the engine reads weights")
+        else:
+            tensors, bucket_bytes = self.model.state_dict(), settings.bucket_bytes
+            sent = send_weights(tensors, self.config.model, self.engines, version, bucket_bytes, alive)  # type: ignore[arg-type]
+            self.metrics["transfer_bytes_per_second"] = sent * len(self.engines) / (time.perf_counter() - began)
+        self.metrics["transfer_seconds"] = time.perf_counter() - began
+        self._version = version
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.close()
+        for engine in self.engines:
+            engine.close()
+
+    def _versions(self, alive: Alive) -> set[int | None]:
+        """Of the servers' weights."""
+        return set(broadcast(together(lambda: [one.version() for one in self.engines], alive), 0))
+
+    def _write(self, version: int, *, by_files: bool) -> None:
+        """Files of the weights, if servers are started from them or read them. Collective."""
+        lora, tensors, old = self.config.lora, self.model.state_dict(), self._weights
+        is_update = by_files and lora is None
+        target = self.directory / (f"weights-{version}" if is_update else "weights")
+        if target != old and (is_update or self.settings.command is not None):
+            tokenizer, settings = Path(self.config.data.tokenizer), self.settings
+            dtype, file_bytes = _DTYPES[settings.dtype], _BUCKETS_OF_A_FILE * settings.bucket_bytes
+            write_weights(target, tensors, self.config.model, dtype, tokenizer, file_bytes)
+            self._weights = target
+            if old != self.directory and rank() == 0:
+                shutil.rmtree(old, ignore_errors=True)
+        if by_files and lora is not None:
+            write_adapter(self._adapter, tensors, self.config.model, lora, str(self.config.init_from))
+
+    @property
+    def _adapter(self) -> Path:
+        return self.directory / "adapter"
+
+    def _load(self, version: int) -> None:
+        for engine in self.engines if rank() == 0 else ():
+            if self.config.lora is None and self.settings.restart:
+                engine.number(version)
+            else:
+                engine.load(self._weights if self.config.lora is None else self._adapter, version)
+
+    def _replace(self, problem: str, alive: Alive) -> None:
+        self.metrics["engine_restarts"] += 1
+        if self.settings.command is None:
+            raise EngineError(f"{problem}; start the server again and run the same command to resume")
+        if self.metrics["engine_restarts"] > self.settings.max_restarts:
+            raise EngineError(f"{problem}; this happened more often than rl.engine.max_restarts")
+        self._version = None
+
+
+class RemoteSampler(Sampler):
+    """Answers by a fleet; all ranks call it together. It waits for all of them: `enough` is not heeded.
+
+    Of ranks that share requests (tp, pp) only the first asks, and has answers. Prompts and seeds are those of
+    `Sampler`, so a server of glmforge gives the answers that the engine would have given, but for rounding.
+    """
+
+    def __init__(
+        self, config: RolloutConfig, fleet: Fleet, *, stop_ids: Sequence[int], vocab_size: int, seed: int
+    ) -> None:
+        super().__init__(config, fleet.model, stop_ids=stop_ids, vocab_size=vocab_size, seed=seed)
+        self.fleet = fleet
+        self.records_experts = self.records_experts and fleet.settings.kind == "glmforge"
+
+    def sample(self, asked: Sequence[Asked], unfinished: Sequence[Answer] = (), **given: Any) -> list[Answer]:
+        if not self.runner.is_first:
+            asked, unfinished = (), ()
+        return super().sample(asked, unfinished, **given)
+
+    def metrics(self) -> dict[str, float]:
+        return self.fleet.metrics
+
+    def close(self) -> None:
+        self.fleet.close()
+
+    def _generate(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        *,
+        version: int,
+        on_answer: Callable[[int, list[Sample]], None],
+        stopped: Callable[[], bool],
+        alive: Alive,
+    ) -> list[list[Sample]]:
+        return self.fleet.sample(prompts, params, version, alive)

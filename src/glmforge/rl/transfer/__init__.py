@@ -1,0 +1,1 @@
+"""The trainer's weights on their way to servers."""
