@@ -29,11 +29,11 @@ test: setup style ## lint, types, imports, and the tests of glmforge: unit, dist
 test-ops: setup ## the tests of glmforge_ops: checks, setup, jobs; real Slurm, ssh and Prometheus on this machine
 	$(PYTEST) tests/ops
 
-# Their operators are compiled by the first test that needs each, minutes in all; later runs find them.
 test-backends: setup ## DeepSpeed and Megatron against ours, with the real packages; installs and compiles them the first time
 	@$(BIN)/python -c "import deepspeed, megatron.core" 2>/dev/null || DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet \
 		--no-build-isolation -c constraints.txt -e '.[backends]'
-	TORCH_EXTENSIONS_DIR=$(CURDIR)/.venv/torch_extensions PATH=$(CURDIR)/$(BIN):$$PATH $(PYTEST) tests/backends
+	@export TORCH_EXTENSIONS_DIR=$(CURDIR)/.venv/torch_extensions PATH=$(CURDIR)/$(BIN):$$PATH; \
+	python -W ignore scripts/compile_deepspeed.py && $(PYTEST) tests/backends
 
 test-corpus: setup ## the tests of glmforge_corpus
 	$(PYTEST) tests/corpus

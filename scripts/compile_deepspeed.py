@@ -1,0 +1,28 @@
+"""Compile DeepSpeed's operators for a CPU, one after the other, before tests that use them run side by side.
+
+    TORCH_EXTENSIONS_DIR=.venv/torch_extensions python scripts/compile_deepspeed.py
+
+DeepSpeed compiles an operator when a run first needs it, for minutes. A test that ends a rank meanwhile, because it has
+been waiting for so long, leaves a file `lock`, for which every later build waits without an end. What an earlier call
+left unfinished is removed here.
+"""
+
+import os
+from pathlib import Path
+
+from deepspeed.accelerator import get_accelerator
+
+OPERATORS = ("ShareMemCommBuilder", "CPUAdamBuilder", "FusedAdamBuilder", "AsyncIOBuilder", "PinMemoryBuilder")
+
+
+def main() -> None:
+    for lock in Path(os.environ["TORCH_EXTENSIONS_DIR"]).glob("*/lock"):
+        lock.unlink()
+    for name in OPERATORS:
+        builder = get_accelerator().create_op_builder(name)
+        if builder.is_compatible(verbose=False):  # asynchronous I/O needs libaio-dev
+            builder.load(verbose=False)
+
+
+if __name__ == "__main__":
+    main()
