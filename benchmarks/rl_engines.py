@@ -11,8 +11,6 @@ them). `stale` is the gap with weights that were changed and not sent, as it wou
 that hold a quarter of the model each.
 """
 
-import ctypes
-import gc
 import json
 import os
 import random
@@ -155,27 +153,11 @@ def _transfer_on_rank(folder: Path, tokenizer: Path, engine: dict[str, Any]) -> 
     with join_world(resolve_layout(config, dist.get_world_size()), timeout_s=300) as world:
         policy = Policy(config, world, engine)
         try:
-            policy.fleet.update(1)
-            dist.barrier()
-            gc.collect()
-            ctypes.CDLL("libc.so.6").malloc_trim(0)  # or what the first update has freed would hide what this one takes
-            before = resident("VmRSS")
-            Path("/proc/self/clear_refs").write_text("5")
-            policy.fleet.update(2)
-            peak = resident("VmHWM") - before
+            peak = policy.peak_of_an_update()
             metrics = policy.remote.metrics()
         finally:
             policy.fleet.close()
-        own = sum(
-            p.to_local().numel() * 4 if hasattr(p, "to_local") else p.numel() * 4 // RANKS
-            for p in policy.backend.model.parameters()
-        )
-        return own, peak, metrics["transfer_seconds"], metrics["transfer_bytes_per_second"]
-
-
-def resident(name: str) -> int:
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
-    return int(line.split()[1]) * 1024
+        return policy.own_bytes(), peak, metrics["transfer_seconds"], metrics["transfer_bytes_per_second"]
 
 
 def tiny(sizes: dict[str, int]) -> dict[str, Any]:

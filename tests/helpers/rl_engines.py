@@ -1,5 +1,7 @@
 """A policy, and servers that sample its answers, on any layout."""
 
+import ctypes
+import gc
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,6 +25,7 @@ from glmforge.rl.models import Models
 from glmforge.rl.remote import Fleet, RemoteSampler
 from glmforge.rl.rollout import Sampler
 from glmforge.rl.samples import Answer
+from helpers.models import tiny_config
 from helpers.rollouts import VOCAB_SIZE, Prompts, config_of, settings_of
 
 KEY = "secret"
@@ -71,6 +74,22 @@ class Policy:
             own = models._logprobs(self.backend.model, batch, rows, quiet)
         return np.concatenate([np.abs(one.logprobs_N - own[one.key]) for one in answers])
 
+    def peak_of_an_update(self) -> int:
+        """Bytes of resident memory that this rank needs for it, above what it has before. Collective."""
+        self.fleet.update(1)  # which writes files and starts servers
+        dist.barrier()
+        gc.collect()
+        ctypes.CDLL("libc.so.6").malloc_trim(0)  # or what the first update has freed would hide what this one takes
+        before = _resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")
+        self.fleet.update(2)
+        return _resident("VmHWM") - before
+
+    def own_bytes(self) -> int:
+        """Of this rank's parts of the weights."""
+        parts = [local_chunk(one)[0] for one in self.backend.model.state_dict().values()]
+        return sum(part.numel() * part.element_size() for part in parts)
+
     @torch.no_grad()
     def perturb(self, seed: int) -> None:
         """Add noise to what is trained, the same on every layout; adapters become noise."""
@@ -80,6 +99,11 @@ class Policy:
                 part, starts = local_chunk(tensor)
                 index = tuple(slice(start, start + size) for start, size in zip(starts, part.shape, strict=True))
                 part.copy_(noise(name, tensor.shape, seed)[index] + (0 if is_adapter else part))
+
+
+def _resident(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
 
 
 def noise(name: str, shape: Sequence[int], seed: int) -> torch.Tensor:
@@ -123,3 +147,16 @@ def on_ranks(directory: Path, tokenizer: Path, parallel: dict[str, Any], engine:
         finally:
             policy.fleet.close()
         return policy.remote.runner.is_first, found
+
+
+def peak_on_rank(directory: Path, tokenizer: Path, engine: dict[str, Any]) -> tuple[int, int]:
+    """Bytes of the rank's part of a model of some 200 MB, and what an update needs besides."""
+    sizes = {"hidden_size": 768, "moe_intermediate_size": 512, "intermediate_size": 1024, "num_hidden_layers": 6}
+    model = tiny_config(**sizes, num_nextn_predict_layers=0).model_dump()
+    config = run_config(directory, tokenizer, {"dp_shard": dist.get_world_size()}, model=model)
+    with join_world(resolve_layout(config, dist.get_world_size()), timeout_s=60) as world:
+        policy = Policy(config, world, engine)
+        try:
+            return policy.own_bytes(), policy.peak_of_an_update()
+        finally:
+            policy.fleet.close()

@@ -32,7 +32,10 @@ class RlEngineConfig(Strict):
         default=None, description="of weights in files, which ranks and servers see; None: engine/ of the run"
     )
     dtype: Literal["bf16", "fp32"] = Field(default="bf16", description="type of the weights in files")
-    bucket_bytes: PositiveInt = Field(default=1 << 28, description="weights that a rank puts together at a time")
+    bucket_bytes: PositiveInt = Field(
+        default=1 << 28,
+        description="weights that a rank puts together at a time, for which it needs up to 7 times the memory",
+    )
     connections: PositiveInt = Field(default=64, description="groups that a rank has a server answer at the same time")
     timeout_s: PositiveFloat = Field(
         default=600.0, description="for one request, after which its server counts as dead"

@@ -23,7 +23,7 @@ from glmforge.rl.engines.base import EngineError
 from glmforge.rl.engines.served import GlmforgeEngine
 from helpers.command import commands_in
 from helpers.distributed import free_port, run_ranks
-from helpers.rl_engines import COMMAND, KEY, Policy, facts, on_ranks, one_policy
+from helpers.rl_engines import COMMAND, KEY, Policy, facts, on_ranks, one_policy, peak_on_rank
 from helpers.rl_runs import rl_config, write_prompts
 from helpers.serving import start_server
 from helpers.tiny_data import TinyData
@@ -201,6 +201,13 @@ def test_weights_come_from_shards_and_shares_are_asked_by_one_rank(
         assert len(answers) == 24
     assert all(not found[0][0] for is_first, found in results if not is_first)
     assert results[0][1][0] != results[0][1][1]
+
+
+def test_no_rank_needs_the_memory_of_the_model(tiny_data: TinyData, tmp_path: Path, started: dict[str, Any]) -> None:
+    results = run_ranks(peak_on_rank, 2, tmp_path, tiny_data.tokenizer, started | {"bucket_bytes": 1 << 20})
+    num_bytes = sum(own for own, _ in results)
+    assert num_bytes > 190 << 20
+    assert all(peak < num_bytes / 4 for _, peak in results)
 
 
 def test_a_run_learns_from_a_servers_answers(
