@@ -117,7 +117,7 @@ def test_a_run_of_epochs_trains_and_goes_on_for_more(glmforge, sft, tmp_path: Pa
         ("chat.jsonl", lines(record(1, weight=0)), "no trainable tokens"),
         ("chat.jsonl", lines(record(1, loss_weight=1e38)), "loss_weight 1e+38 must be 0, or from 0.0001 to 10000"),
         ("chat.jsonl", lines(record(1, loss_weight=1e-44)), "loss_weight 1e-44 must be 0, or from 0.0001 to 10000"),
-        ("chat.jsonl.gz", gzip.compress(GOOD * 50)[:-40], "ends in the middle of a gzip member"),
+        ("chat.jsonl.gz", gzip.compress(GOOD * 50, mtime=0)[:-40], "ends in the middle of a gzip member"),
         ("chat.parquet", b"PAR1", "not readable as Parquet"),
     ],
 )

@@ -29,7 +29,7 @@ def broken_stream():
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("rows.jsonl.gz", gzip.compress(GOOD * 50)[:-20], "damaged file"),
+        ("rows.jsonl.gz", gzip.compress(GOOD * 50, mtime=0)[:-20], "damaged file"),
         ("rows.jsonl.gz", damaged_gz(), "damaged file"),
         ("rows.jsonl.gz", broken_stream(), "damaged file"),
         ("rows.jsonl.gz", GOOD, "damaged file"),
@@ -73,7 +73,7 @@ def test_good_rows(tmp_path):
     row = json.loads(GOOD)
     for name, content in (
         ("rows.jsonl", GOOD + b"\n" + GOOD),
-        ("rows.jsonl.gz", gzip.compress(GOOD + GOOD)),
+        ("rows.jsonl.gz", gzip.compress(GOOD + GOOD, mtime=0)),
         ("rows.json", json.dumps({"examples": [row, row]}).encode()),
     ):
         path = tmp_path / name
