@@ -40,25 +40,3 @@ def test_updates_arrive_and_a_killed_server_gets_them_again(tiny_data: TinyData,
                 os.killpg(process.pid, signal.SIGKILL)
         assert policy.remote.metrics()["engine_restarts"] == 1
         assert len(list((tmp_path / "engine").glob("weights-*"))) == 1
-
-
-def test_adapters_are_sent_as_adapters(tiny_data: TinyData, tmp_path: Path) -> None:
-    command = vllm_command(str(PYTHON), "float32", "--enable-lora", "--max-lora-rank", "8")
-    # Its build for processors has no kernels for adapters beside experts, so there are none.
-    sizes = SIZES | {"first_k_dense_replace": 4, "num_nextn_predict_layers": 0}
-    engine: dict[str, Any] = {
-        "kind": "vllm",
-        "max_restarts": 0,
-        "urls": [f"http://127.0.0.1:{free_port()}"],
-        "command": command,
-    }
-    sections = {
-        "model": tiny_config(**sizes).model_dump(),
-        "lora": {"rank": 4},
-        "init_from": "base",
-    }
-    with one_policy(tmp_path, tiny_data.tokenizer, engine, sections=sections) as policy:
-        for version in range(2):
-            policy.perturb(version)
-            answers = policy.answers(policy.remote, version)
-            assert policy.gaps(answers).max() < 1e-4

@@ -203,13 +203,17 @@ def test_a_busy_server_is_asked_again_and_a_slow_one_is_lost() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"),
+    ("kind", "file", "expected"),
     [
-        (VllmEngine, ["/collective_rpc", "/reset_prefix_cache", "/update_weight_version"]),
-        (SglangEngine, ["/update_weights_from_disk"]),
+        (VllmEngine, "model", ["/collective_rpc", "/reset_prefix_cache", "/update_weight_version"]),
+        (VllmEngine, "adapter", ["/v1/load_lora_adapter", "/reset_prefix_cache", "/update_weight_version"]),
+        (SglangEngine, "model", ["/update_weights_from_disk"]),
     ],
 )
-def test_weights_are_read_from_a_directory(kind: type[HttpEngine], expected: list[str], tmp_path: Path) -> None:
+def test_weights_are_read_from_a_directory(
+    kind: type[HttpEngine], file: str, expected: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / f"{file}_config.json").write_text("{}")
     asked: list[tuple[str, Any]] = []
 
     def answer(path: str, body: Any) -> Reply:
@@ -220,6 +224,7 @@ def test_weights_are_read_from_a_directory(kind: type[HttpEngine], expected: lis
         engine: Any = client(kind, url)
         engine.load(tmp_path, 12)
         assert engine.version() == 12
+        assert engine.request_of(PROMPT, PARAMS)[1].get("model") == ("policy" if file == "adapter" else None)
     assert [path for path, _ in asked[:-1]] == expected
     assert str(tmp_path) in json.dumps(asked[0][1])
     assert '"12"' in json.dumps(asked[len(expected) - 1][1])
