@@ -3,9 +3,11 @@
 import importlib.metadata
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from glmforge.cli.app import app
 from glmforge.config import dump_config
 from glmforge.extras import extra_of, extras
 from helpers import core_only
+from helpers.packages import install_or_skip
 from helpers.tiny_data import TinyData
 
 # Command -> (its arguments, the extra that it asks for, or None where it must work). They run in this order in one
@@ -73,6 +76,8 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "data preferences": ("{out}/pairs.jsonl --tokenizer {data}/tokenizer", None),
     "data chat": ("{out}/chats.jsonl --tokenizer {data}/tokenizer --show 1 --out {out}/chats", None),
     "configs list": ("", None),
+    "configs to-megatron": ("{run}.yaml", None),
+    "configs from-megatron": ("{out}/none data.tokenizer={data}/tokenizer", None),
     "configs copy": ("small_1b {out}/configurations/small.yaml", None),
     "model show": ("tiny", None),
     "checkpoint show": ("{run}", None),
@@ -81,6 +86,10 @@ COMMANDS: dict[str, tuple[str, str | None]] = {
     "checkpoint consolidate": ("{run}", None),
     "checkpoint reset-optimizer": ("{run} {out}/reset", None),
     "checkpoint diff": ("{run}/checkpoints/step-00000003 {run}/checkpoints/step-00000003", None),
+    "checkpoint to-deepspeed": ("{run} {out}/deepspeed", None),
+    "checkpoint to-megatron": ("{run} {out}/megatron", None),
+    "checkpoint from-megatron": ("{out}/megatron {out}/from-megatron --config {run}", None),
+    "checkpoint from-deepspeed": ("{out}/megatron {out}/from-deepspeed --config {run}.yaml", None),
     "adapter show": ("{run}", None),
     "adapter gather": ("{run}", None),
     "adapter merge": ("{run} {out}/adapter", None),
@@ -135,9 +144,13 @@ ELSEWHERE = {
     "demo": "minutes long; it is made of the commands above, and of what `test_demo.py` runs",
     "health": "its status is the machine's; `tests/ops/integration/health/test_health.py` runs it",
 }
+COPIES = ("checkpoint copy", "cluster stage")
 REFUSES = {
     "control": "the run has ended",
     "find-nan": "no step is recorded whose loss or gradient is not finite",
+    "configs from-megatron": "cannot be read",
+    "checkpoint to-deepspeed": "its optimizer keeps momentum",
+    "checkpoint from-deepspeed": "is it a DeepSpeed checkpoint?",
     "adapter show": "has no adapters",
     "adapter merge": "has no adapters",
     "adapter convert": "is not a Hugging Face directory",
@@ -188,6 +201,8 @@ def commands() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def outcomes(tiny_data: TinyData, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
     """Command -> its status and what it wrote to stderr."""
+    with suppress(pytest.skip.Exception):
+        install_or_skip(["rsync"], ["rsync"])
     out = tmp_path_factory.mktemp("without-extras")
     run = out / "run"
     config = tiny_data.run_config(run, phases=[{"name": "main", "steps": 3, "seq_len": 16, "batch_size": 2}])
@@ -222,6 +237,8 @@ def test_no_command_is_forgotten() -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_command(outcomes: dict[str, dict[str, object]], name: str) -> None:
     extra, outcome = COMMANDS[name][1], outcomes[name]
+    if name in COPIES and shutil.which("rsync") is None:
+        pytest.skip("needs rsync: apt-get install rsync")
     if extra is None:
         assert outcome["status"] == 0 or REFUSES.get(name, "no refusal") in str(outcome["stderr"]), outcome["stderr"]
         return

@@ -17,7 +17,7 @@ from glmforge.optim.sharding import local_part
 
 def crc32_of(tensor: Tensor) -> int:
     """CRC-32 of the bytes of a plain tensor in row-major order."""
-    return zlib.crc32(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return zlib.crc32(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
 
 def check_values(
