@@ -2,7 +2,6 @@
 
 import ctypes
 import gc
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +28,19 @@ from helpers.models import tiny_config
 from helpers.rollouts import VOCAB_SIZE, Prompts, config_of, settings_of
 
 KEY = "secret"
-COMMAND = [sys.executable, "-m", "glmforge", "serve", "{weights}", "--port", "{port}", "--cache-gib", "0.02"]
+COMMAND = [
+    "env",
+    f"GLMFORGE_API_KEYS={KEY}",
+    sys.executable,
+    "-m",
+    "glmforge",
+    "serve",
+    "{weights}",
+    "--port",
+    "{port}",
+    "--cache-gib",
+    "0.02",
+]
 COMMAND += ["--allow-weight-updates"]
 VLLM = "-m vllm.entrypoints.openai.api_server --model {weights} --host {host} --port {port} --enforce-eager"
 VLLM += " --max-model-len 256 --max-num-seqs 32"
@@ -48,7 +59,6 @@ class Policy:
     """A model on this rank with the samplers of a run."""
 
     def __init__(self, config: RunConfig, world: World, engine: dict[str, Any], **rollout: Any) -> None:
-        os.environ["GLMFORGE_API_KEYS"] = KEY  # for servers that it starts
         self.config, self.world, self.backend = (
             config,
             world,
