@@ -20,7 +20,7 @@ class RlEngineConfig(Strict):
         default=None,
         min_length=1,
         description="starts a server on the machine of rank 0, and again when it dies; {weights} is a directory with "
-        "weights, {host} and {port} are the URL's. None: somebody else starts them, and the run ends when one dies",
+        "weights, {host} and {port} are the URL's. None: they are started separately, and the run ends when one dies",
     )
     restart: bool = Field(
         default=False,

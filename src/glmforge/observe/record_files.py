@@ -17,7 +17,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from glmforge.errors import GlmforgeError
 from glmforge.files import open_regular, read_end, shown
@@ -67,15 +67,7 @@ class JsonlFile:
         What cannot be written whole is taken back, so that the file can be continued once there is space again.
         """
         ensure_writable(self.path)
-        unwritten = encode_line(record)
-        size = os.fstat(self._file.fileno()).st_size
-        try:
-            while unwritten:
-                unwritten = unwritten[self._file.write(unwritten) :]  # short when a disk is filling up
-        except OSError as error:
-            with suppress(OSError):
-                os.ftruncate(self._file.fileno(), size)
-            raise unwritable(self.path, error) from error
+        append_whole(self._file, encode_line(record), self.path)
 
     def close(self) -> None:
         self._file.close()
@@ -85,6 +77,18 @@ class JsonlFile:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def append_whole(file: BinaryIO, content: bytes, path: Path) -> None:
+    """Append to an unbuffered file; what cannot be written whole is taken back. Raises `RunFileError` naming `path`."""
+    size = os.fstat(file.fileno()).st_size
+    try:
+        while content:
+            content = content[file.write(content) :]  # short when a disk is filling up
+    except OSError as error:
+        with suppress(OSError):
+            os.ftruncate(file.fileno(), size)
+        raise unwritable(path, error) from error
 
 
 def scalars(table: MetricTable, record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -13,7 +13,6 @@ import socket
 import struct
 import time
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,7 +21,7 @@ from glmforge.files import open_regular
 from glmforge.observe.bus import Kind
 from glmforge.observe.metric_table import MetricTable
 from glmforge.observe.metrics import METRICS, Record
-from glmforge.observe.record_files import scalars, unwritable
+from glmforge.observe.record_files import append_whole, scalars, unwritable
 
 _FILES = itertools.count()
 """Of this process: names of two files of the same second differ."""
@@ -78,20 +77,12 @@ class TensorBoardFile:
         self.close()
 
     def _append(self, **fields: Any) -> None:
-        """What cannot be written whole is taken back: TensorBoard reads no further than a damaged record."""
+        """TensorBoard reads no further than a damaged record, so none is left."""
         from tensorboard.compat.proto.event_pb2 import Event
 
         event = Event(wall_time=time.time(), **fields).SerializeToString()
         length = struct.pack("<Q", len(event))
-        unwritten = b"".join((length, _checksum(length), event, _checksum(event)))
-        size = os.fstat(self._file.fileno()).st_size
-        try:
-            while unwritten:
-                unwritten = unwritten[self._file.write(unwritten) :]
-        except OSError as error:
-            with suppress(OSError):
-                os.ftruncate(self._file.fileno(), size)
-            raise unwritable(self.directory, error) from error
+        append_whole(self._file, b"".join((length, _checksum(length), event, _checksum(event))), self.directory)
 
 
 class TensorBoard:

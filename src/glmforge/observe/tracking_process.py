@@ -124,7 +124,7 @@ def main() -> int:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the tracker prints is no answer
+    os.dup2(2, 1)  # the tracker's own output goes to stderr
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     try:
         _serve(_lines(sys.stdin.fileno(), int(sys.argv[1])))

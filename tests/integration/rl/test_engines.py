@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx2
 import numpy as np
+import psutil
 import pytest
 from safetensors.torch import load_file, save
 
@@ -82,7 +83,7 @@ def test_a_server_that_is_killed_is_replaced_and_answers_are_the_same(policy: Po
     assert 1 <= restarts <= policy.remote.metrics()["engine_restarts"] <= 2
 
 
-def test_a_server_of_somebody_else_that_dies_ends_the_run_in_one_line(
+def test_a_server_started_separately_that_dies_ends_the_run_in_one_line(
     policy: Policy, tiny_data: TinyData, tmp_path: Path, started: dict[str, Any]
 ) -> None:
     policy.answers(policy.remote, 0)
@@ -167,6 +168,24 @@ def test_a_run_whose_server_dies_ends_with_one_line_and_without_success(
         rf"glmforge: {server.url}/\S+: does not answer \(\w+\); start the server again and run the same ", last
     )
     assert "Traceback" not in run.output
+
+
+def test_its_server_ends_with_a_run_that_is_killed(
+    tiny_data: TinyData, base: Path, tmp_path: Path, started: dict[str, Any]
+) -> None:
+    engine = started | {"kind": "glmforge", "dtype": "fp32", "api_key_env": "GLMFORGE_API_KEYS"}
+    config = rl_config(
+        tiny_data, tmp_path / "run", write_prompts(tmp_path / "p.jsonl"), 500, init_from=str(base)
+    ).model_dump()
+    config["rl"] |= {"engine": engine, "rollout": config["rl"]["rollout"] | {"partial": False}}
+    (tmp_path / "run.yaml").write_text(dump_config(RunConfig.model_validate(config)))
+    environment = {"PYTHONPATH": "src:tests", "GLMFORGE_API_KEYS": KEY}
+    with commands_in(tmp_path) as commands:
+        run = commands.start("train", str(tmp_path / "run.yaml"), environment=environment)
+        run.wait_for_steps(tmp_path / "run", 1)
+        (server,) = [child for child in psutil.Process(run.process.pid).children() if "serve" in child.cmdline()]
+        os.kill(run.process.pid, signal.SIGKILL)
+        server.wait(60)
 
 
 def test_without_the_option_nobody_can_send_weights(

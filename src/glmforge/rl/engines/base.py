@@ -1,13 +1,13 @@
 """What a run needs of a server that samples: token ids in, token ids and their log-probabilities out.
 
-Text is never exchanged: what is sampled is what is trained on. Servers are not trusted: `checked` refuses token ids
-that are none, log-probabilities that are missing or no numbers, and answers that end without a reason.
+Text is never exchanged: what is sampled is what is trained on. Servers are not trusted: `checked` refuses token ids out
+of range, log-probabilities that are missing or not finite, and answers without a valid reason for their end.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, Protocol, TypeVar
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,28 +33,12 @@ class EngineLostError(EngineError):
     """A server that does not answer: it, or its successor, may be asked again."""
 
 
-class RolloutEngine(Protocol):
-    """One server, for several threads. Methods raise `EngineError`, `begin` through its future.
-
-    `version` is that of the weights as they were numbered when they were sent, None before that. Between `pause` and
-    `resume` nothing is sampled, and what has begun waits.
-    """
-
-    url: str
-
-    def begin(self, prompt: Sequence[int], params: SamplingParams) -> "Future[SampledGroup]": ...
-    def version(self) -> int | None: ...
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-    def close(self) -> None: ...
-
-
 def checked(
     url: str, found: Any, prompt: Sequence[int], params: SamplingParams, vocab_size: int, shape_MK: tuple[int, int]
 ) -> Sample:
     """An answer of a server: `tokens`, `logprobs`, `finish_reason`, and `experts` if they are asked for.
 
-    Raises `EngineLostError` for one that was aborted, `EngineError` for whatever else is no answer.
+    Raises `EngineLostError` for one that was aborted, `EngineError` for any other invalid answer.
     """
     tokens, logprobs, finished = (found[name] for name in ("tokens", "logprobs", "finish_reason"))
     problem, details = "", None

@@ -1,4 +1,4 @@
-"""Requests to one server over HTTP, in threads, with bounded time and bounded replies."""
+"""Requests to one server over HTTP, from several threads, with bounded time and bounded replies."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -28,12 +28,9 @@ class HttpEngine:
 
     Attributes:
         version_at: path of what tells the version of the weights, and its name there.
-        pause_with, resume_with: path and body.
     """
 
     version_at = ("/version", "weight_version")
-    pause_with: tuple[str, dict[str, Any]] = ("/pause", {})
-    resume_with: tuple[str, dict[str, Any]] = ("/resume", {})
 
     def __init__(self, url: str, config: RlEngineConfig, model: ModelConfig, vocab_size: int, key: str = "") -> None:
         self.url, self.config, self._vocab_size = url.rstrip("/"), config, vocab_size
@@ -63,17 +60,13 @@ class HttpEngine:
         raise NotImplementedError
 
     def version(self) -> int | None:
+        """Of the weights, as they were numbered when they were sent; None before that."""
         path, name = self.version_at
         found = str(self.ask("GET", path).get(name))
         return int(found) if found.isdecimal() and len(found) < 20 else None
 
-    def pause(self) -> None:
-        self.tell(*self.pause_with)
-
-    def resume(self) -> None:
-        self.tell(*self.resume_with)
-
     def begin(self, prompt: Sequence[int], params: SamplingParams) -> "Future[SampledGroup]":
+        """Ask for the samples of a prompt; `EngineError` comes through the future."""
         return self._pool.submit(self._sample, prompt, params)
 
     def _sample(self, prompt: Sequence[int], params: SamplingParams) -> SampledGroup:
@@ -96,7 +89,7 @@ class HttpEngine:
         return value if isinstance(value, dict) else {"list": value}
 
     def tell(self, path: str, body: Body, method: str = "POST", max_values: int = _MIN_VALUES) -> str:
-        """What the server replies, whatever it says. A busy server is asked again."""
+        """The text of the reply. A busy server is asked again."""
         until, pause = time.monotonic() + self.config.timeout_s, 0.5
         while (reply := self._request(method, path, body, max_values * _BYTES_PER_VALUE))[0] in _BUSY:
             if time.monotonic() + pause > until:

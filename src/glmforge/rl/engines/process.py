@@ -1,4 +1,4 @@
-"""A server that the run starts itself, and that ends with the run, whatever that dies of."""
+"""A server that the run starts itself, and that ends with the run, also if the run is killed."""
 
 import ctypes
 import os
@@ -12,7 +12,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from glmforge.files import shown
-from glmforge.rl.engines.base import EngineError, EngineLostError, RolloutEngine
+from glmforge.rl.engines.base import EngineError, EngineLostError
+from glmforge.rl.engines.http import HttpEngine
 
 _LIBC, _PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
 _POLL_S, _LAST_BYTES = 0.2, 300
@@ -30,7 +31,7 @@ class EngineProcess:
         start_s: seconds for it to answer.
     """
 
-    def __init__(self, engine: RolloutEngine, command: list[str], log: Path, start_s: float) -> None:
+    def __init__(self, engine: HttpEngine, command: list[str], log: Path, start_s: float) -> None:
         self.engine, self.command, self.log, self.start_s = engine, command, log, start_s
         self.process: subprocess.Popen[bytes] | None = None
         # Linux sends the signal when the thread that started a process ends, so it is one that lives as long as this.
@@ -75,7 +76,8 @@ class EngineProcess:
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
-                    preexec_fn=lambda: _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+                    # Not SIGKILL, which would leave the processes that a server has started.
+                    preexec_fn=lambda: _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),
                 )
         except OSError as error:
             raise EngineError(f"rl.engine.command: {command[0]}: cannot be started: {error.strerror}") from None

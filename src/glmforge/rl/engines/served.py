@@ -33,7 +33,7 @@ class GlmforgeEngine(HttpEngine):
 
     def begin_update(self) -> Held:
         """Pause, and say what the server holds, all of which `put` must bring before `commit`."""
-        self.pause()
+        self.tell("/pause", {})
         tensors = self.ask("POST", "/weights/begin", {}).get("tensors")
         try:
             return {str(name): (str(kind), tuple(map(int, shape))) for name, (kind, shape) in dict(tensors).items()}  # type: ignore[arg-type]
@@ -47,4 +47,4 @@ class GlmforgeEngine(HttpEngine):
 
     def commit(self, version: int) -> None:
         self.tell("/weights/commit", {"version": version})
-        self.resume()
+        self.tell("/resume", {})

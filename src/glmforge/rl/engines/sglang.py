@@ -16,8 +16,6 @@ class SglangEngine(HttpEngine):
     """See above."""
 
     version_at = ("/model_info", "weight_version")
-    pause_with = ("/pause_generation", {"mode": "in_place"})
-    resume_with = ("/continue_generation", {})
 
     def request_of(self, prompt: Sequence[int], params: SamplingParams) -> tuple[str, dict[str, Any]]:
         sampling = {

@@ -22,7 +22,6 @@ class VllmEngine(HttpEngine):
     """See above."""
 
     version_at = ("/weight_info", "weight_version")
-    pause_with = ("/pause?mode=keep", {})
     _model: str | None = None
 
     def request_of(self, prompt: Sequence[int], params: SamplingParams) -> tuple[str, dict[str, Any]]:
