@@ -95,10 +95,11 @@ def optimizer_groups(part: GlmMoe, table: ParameterTable, config: OptimConfig) -
 def _join(world: World) -> None:
     """DeepSpeed reads torchrun's variables whenever it looks for its device; Slurm and a single process have none."""
     launch = LaunchEnvironment.read()
-    os.environ.setdefault("GROUP_WORLD_SIZE", str(launch.num_nodes))
-    os.environ.setdefault("TORCHELASTIC_RESTART_COUNT", launch.attempt)
-    for name in ("rank", "world_size", "local_rank", "local_world_size"):
-        os.environ.setdefault(name.upper(), str(getattr(launch, name)))
+    names = ("rank", "world_size", "local_rank", "local_world_size")
+    variables = {name.upper(): getattr(launch, name) for name in names}
+    variables |= {"GROUP_WORLD_SIZE": launch.num_nodes, "TORCHELASTIC_RESTART_COUNT": launch.attempt}
+    for name, value in variables.items():
+        os.environ.setdefault(name, str(value))
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     backend = "nccl" if world.device.type == "cuda" else "gloo"
     if not dist.is_initialized():
