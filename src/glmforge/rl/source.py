@@ -217,8 +217,8 @@ class RolloutSource(BatchSource):
             self._steps = [
                 self._send([one for one in mine if of_step[one.prompt] == step]) for step in range(num_steps)
             ]
-            self._waiting = self._send(self._waiting)
-            self._unfinished = self._send(self._unfinished)
+            self._waiting = self._send(self._waiting, by_group=True)
+            self._unfinished = self._send(self._unfinished, by_group=True)
             with self.backend.evaluating():
                 self._steps = [self.models.score(answers, self._num_steps, self.alive) for answers in self._steps]
         self._metrics |= {f"{name}_seconds": value for name, value in seconds.items()} | self.sampler.metrics()
@@ -347,20 +347,28 @@ class RolloutSource(BatchSource):
         cp = self.world.axis_size("cp")
         return [one for one in answers if one.prompt % cp == self.world.axis_rank("cp")]
 
-    def _send(self, mine: Sequence[Answer]) -> list[Answer]:
-        """Deal answers, of each rank those that were sampled on it, to data ranks of about as many tokens."""
-        sizes = sorted(self._all([(one.key, one.num_tokens) for one in mine]))
-        dealt = deal([size for _, size in sizes], self.world.layout.data_ranks)
-        share_of = dict(zip((key for key, _ in sizes), dealt, strict=True))
-        return send(mine if self._speaks else [], self.world, lambda one: share_of[one.key])
+    def _send(self, mine: Sequence[Answer], *, by_group: bool = False) -> list[Answer]:
+        """Deal answers, of each rank those that were sampled on it, to data ranks of about as many tokens; `by_group`
+        those of a group to the same one."""
+
+        def name(one: Answer) -> tuple[int, ...]:
+            return (one.prompt,) if by_group else one.key
+
+        sizes = Counter[tuple[int, ...]]()
+        for key, size in self._all([(name(one), one.num_tokens) for one in mine]):
+            sizes[key] += size
+        names = sorted(sizes)
+        dealt = deal([sizes[key] for key in names], self.world.layout.data_ranks)
+        share_of = dict(zip(names, dealt, strict=True))
+        return send(mine if self._speaks else [], self.world, lambda one: share_of[name(one)])
 
     def _deal_again(self) -> None:
         """After a resume, perhaps on another number of ranks."""
         number = max(gathered(len(self._steps)))
         self._steps += [[] for _ in range(number - len(self._steps))]
         self._steps = [self._send(self._mine(some)) for some in self._steps]
-        self._waiting = self._send(self._mine(self._waiting))
-        self._unfinished = self._send(self._mine(self._unfinished))
+        self._waiting = self._send(self._mine(self._waiting), by_group=True)
+        self._unfinished = self._send(self._mine(self._unfinished), by_group=True)
         self._must_deal = False
 
 

@@ -25,6 +25,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "two steps": {"steps_per_rollout": 2, "surrogate": {"level": "sequence", "low": 0.1, "high": 0.1}},
     "tokens": {"advantage": {"kind": "reinforce++"}},
+    "some wait": {"rollout": {"over_sampling": 1.8}},
 }
 
 
@@ -61,7 +62,15 @@ def expected() -> dict[str, list[dict[str, float]]]:
         return {name: run(world, {}, settings) for name, settings in SETTINGS.items()}
 
 
+def assert_small_gap(values: dict[str, float]) -> None:
+    """Of answers that were sampled with the weights that were trained then."""
+    if not values.get("stale_share"):
+        assert values["gap_mean"] < 1e-6
+        assert values["gap_max"] < 1e-4
+
+
 CASES = [(layout, "plain") for layout in ("fsdp ep", "pp", "cp")] + [("dp tp", "two steps"), ("dp tp", "tokens")]
+CASES += [("fsdp ep", "some wait")]
 CASES += [
     pytest.param(layout, name, marks=pytest.mark.full)
     for layout, name in (("tp", "plain"), ("dp tp", "plain"), ("cp", "two steps"), ("fsdp ep", "two steps"))
@@ -74,8 +83,7 @@ def test_a_run_is_that_of_one_process(layout: str, name: str, expected: dict[str
     for found in run_ranks(run_rank, num_ranks, parallel, SETTINGS[name]):
         assert len(found) == 3
         for step, (one, other) in enumerate(zip(found, expected[name], strict=True)):
-            assert one["gap_mean"] < 1e-6
-            assert one["gap_max"] < 1e-4
+            assert_small_gap(one)
             for metric, value in other.items():
                 if not metric.startswith("gap_"):
                     # Sums in another order; nothing that is sampled differs.
@@ -84,6 +92,7 @@ def test_a_run_is_that_of_one_process(layout: str, name: str, expected: dict[str
 
 def test_one_process_learns_and_its_engine_is_the_trainer(expected: dict[str, list[dict[str, float]]]) -> None:
     for values in expected.values():
-        assert all(one["gap_mean"] < 1e-6 and one["gap_max"] < 1e-4 for one in values)
+        for one in values:
+            assert_small_gap(one)
         assert all(one["grad_norm"] > 0 for one in values)
         assert values[-1]["entropy"] != values[0]["entropy"]
