@@ -13,6 +13,7 @@ from glmforge.config.model import Strict, refuse
 from glmforge.config.rewards import RewardsConfig
 from glmforge.config.rl_agent import AgentConfig
 from glmforge.config.rl_engine import RlEngineConfig
+from glmforge.config.rl_schedule import ScheduleConfig
 
 
 class RolloutConfig(Strict):
@@ -146,6 +147,7 @@ class RlConfig(Strict):
 
     rollout: RolloutConfig = RolloutConfig()
     engine: RlEngineConfig | None = Field(default=None, description="servers that sample; None: the run's own engine")
+    schedule: ScheduleConfig = ScheduleConfig()
     rewards: RewardsConfig = RewardsConfig()
     agent: AgentConfig | None = Field(default=None, description="conversations of several turns; None: single answers")
     advantage: AdvantageConfig = AdvantageConfig()
@@ -209,6 +211,23 @@ class RlConfig(Strict):
             refuse(
                 "max_gap", f"is what shows that weights arrive at a server of {self.engine.kind}; set it, to 0.1 say"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_schedule(self) -> Self:
+        kind = self.schedule.kind
+        if kind == "synchronous":
+            return self
+        if self.engine is None:
+            refuse("schedule", f"'{kind}' needs servers that sample while the run trains; set rl.engine")
+        if kind == "asynchronous" and self.engine.kind != "glmforge":
+            problem = f"servers of {self.engine.kind} do not say which weights each token was sampled with"
+            refuse("schedule", f"'asynchronous' needs rl.engine.kind 'glmforge': {problem}; use 'one_step_off'")
+        if self.steps_per_rollout > 1 or self.rollout.over_sampling > 1:
+            refuse("schedule", f"'{kind}' needs steps_per_rollout and rollout.over_sampling of 1")
+        if self.surrogate.ratio_to == "old" and self.surrogate.correction == "none":
+            problem = "answers come from earlier weights, which the loss would not notice"
+            refuse("schedule", f"'{kind}': {problem}; set surrogate.ratio_to to 'rollout', or a surrogate.correction")
         return self
 
     @property

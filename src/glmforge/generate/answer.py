@@ -39,6 +39,7 @@ class Update:
         error: one line that says why it has failed, if `finished` is "error".
         stop: the stop string or token that ended it; None if another reason did, such as a grammar that is complete.
         num_cached: tokens of the prompt that lay in the cache when its request began.
+        version: of the weights that the token was sampled with; see `Engine.weights_changed`.
     """
 
     request: int
@@ -52,13 +53,14 @@ class Update:
     error: str | None = None
     stop: int | str | None = None
     num_cached: int = 0
+    version: int | None = None
 
 
 @dataclass
 class Sample:
     """An answer: its tokens, its text if the engine has a tokenizer, why it ended, what the request asked for, and how
     much of it was drafted. Where `finished` is "error", `error` says why, and the tokens are those until then. What was
-    cached does not make it another answer."""
+    cached does not make it another answer. `versions` has one of the weights for each token, where they have any."""
 
     tokens: list[int] = field(default_factory=list)
     finished: Reason | None = None
@@ -69,11 +71,14 @@ class Sample:
     error: str | None = None
     stop: int | str | None = None
     num_cached: int = field(default=0, compare=False)
+    versions: list[int] = field(default_factory=list)
 
     def add(self, update: Update) -> None:
         """Take up what an update of this sample says."""
         if update.token is not None:
             self.tokens.append(update.token)
+            if update.version is not None:
+                self.versions.append(update.version)
         if update.logprob is not None:
             self.logprobs.append(update.logprob)
         self.text += update.text

@@ -101,6 +101,7 @@ class Engine:
             self.speculation = Speculation(drafter, self.scheduler, config.num_drafts, config.max_draft_tokens)
         self.samples = Samples(self.scheduler, self.runner, self._sequence)
         self._num_requests = 0
+        self._version: int | None = None
         self._updates: list[Update] = []
         """Pending updates. Kept if the step fails afterwards."""
 
@@ -298,14 +299,17 @@ class Engine:
                 self.cancel(number)
         return answers
 
-    def weights_changed(self, *, recompute: bool = True) -> None:
+    def weights_changed(self, *, recompute: bool = True, version: int | None = None) -> None:
         """The weights are others now. With `recompute`, what is in the cache is computed again under them.
+
+        Tokens that are sampled from now on are marked with `version`.
 
         Generated tokens stay, with the log-probabilities and experts reported under the old weights.
         Without this call, changes of a whole model's weights are noticed when the engine begins to work; while it
         works, those that PyTorch counts (`Tensor._version`), which a fused optimizer's are not. Sharded weights, and
         replaced modules, must be reported.
         """
+        self._version = version
         self.runner.weights_changed()
         self.memory.forget_prefixes(self.scheduler.running)
         if recompute:
@@ -368,6 +372,7 @@ class Engine:
                 None if reason is None else Details.of(sequence),
                 stop=sequence.stopped_by,
                 num_cached=sequence.num_found or 0,
+                version=self._version,
             )
         )
 

@@ -6,7 +6,8 @@ and nothing else, and if asked the prompt's and the experts that each token chos
     {"prompt_token_ids": [1, 2], "max_tokens": 8, "n": 4, "logprobs": 0, "prompt_logprobs": true, "experts": true}
     {"choices": [{"index": 0, "tokens": [...], "logprobs": [...], "finish_reason": "stop", "stop_reason": 151336}], ...}
 
-Experts are int lists [tokens of prompt and answer but the last][MoE layers][experts of a token].
+Experts are int lists [tokens of prompt and answer but the last][MoE layers][experts of a token]. A server that is sent
+weights adds `versions`, the number of the weights that each token was sampled with.
 """
 
 from collections.abc import Mapping
@@ -104,6 +105,8 @@ class TokensWriter(ChoicesWriter):
         told = self._empty(update.sample) if self._ask.stream else self._choices[update.sample]
         if update.token is not None and not self._ask.max_tokens_zero:
             told["tokens"].append(update.token)
+            if update.version is not None:
+                told.setdefault("versions", []).append(update.version)
             if (found := update.logprob) is not None:
                 told["logprobs"].append(finite(found.logprob))
                 if self._ask.params.logprobs:

@@ -28,6 +28,7 @@ from glmforge.recipes.recipe import Recipe
 from glmforge.recipes.same_run import check_same_data
 from glmforge.rl.agents.environment import environment_of
 from glmforge.rl.agents.sampler import ENVIRONMENT, AgentSampler
+from glmforge.rl.ahead import AheadSource
 from glmforge.rl.held_out import HeldOut, MakeSampler
 from glmforge.rl.prompts import Prompt, Prompts, make_prompts, read_prompts
 from glmforge.rl.remote import Fleet, RemoteSampler
@@ -86,7 +87,8 @@ class RlRecipe(Recipe):
             self.tokenizer,
             settings.keep_samples,
         )
-        return RolloutSource(
+        kind = RolloutSource if settings.schedule.kind == "synchronous" else AheadSource
+        return kind(
             config,
             settings,
             backend,

@@ -69,6 +69,7 @@ class AnsweringPolicy:
     def __init__(self, config: RunConfig, recipe: RlRecipe, num_samples: int) -> None:
         rollout = recipe.settings.rollout.model_copy(update={"group_size": num_samples, "replay": False})
         unneeded = {"kl": None, "critic": None, "engine": None, "advantage": type(recipe.settings.advantage)()}
+        unneeded["schedule"] = type(recipe.settings.schedule)()
         recipe.settings = recipe.settings.model_copy(update={"rollout": rollout, **unneeded})
         backend = recipe.backend(recipe.config, recipe.world)
         assert isinstance(backend, NativeBackend), "the stage's backend"

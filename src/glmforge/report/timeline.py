@@ -25,6 +25,7 @@ from glmforge.report.goodput_spans import Allocation, Attempt, Step, Use, spans_
 
 TRAINING, SAVES, STARTS = "what the nodes did", "saves in the background", "starts"
 GENERATION, SCORING, SAVE, FAILED_SAVE = "generation and rewards", "scoring", "save", "failed save"
+TRANSFER = "weights to servers"
 PROCESS, FAILED, DOWN = "running", "failed", "not running"
 
 _STARTS = ("started", "resumed")
@@ -176,12 +177,16 @@ def _uses(allocations: Iterable[Allocation], attempts: Sequence[Attempt], metric
 
 
 def _of_rollouts(bar: Bar, step: Step, metrics: Sequence[Record]) -> Iterator[Bar]:
-    """The wait for batches of reinforcement learning, cut into generation, scoring and what remains."""
+    """The wait for batches of reinforcement learning, cut into transfers of weights, generation, scoring and what
+    remains."""
     first = bisect_left(metrics, step.last - step.count + 1, key=lambda record: record.get("step", 0))
     own = [record for record in metrics[first : first + step.count] if record.get("step", 0) <= step.last]
     begin = bar.begin
-    for name, kind in (("rollout_seconds", GENERATION), ("scoring_seconds", SCORING)):
-        length = sum((length_of(record.get(name)) for record in own), timedelta())
+    transfer, rollout, scoring = (
+        sum((length_of(record.get(f"{name}_seconds")) for record in own), timedelta())
+        for name in ("transfer", "rollout", "scoring")
+    )
+    for length, kind in ((transfer, TRANSFER), (max(timedelta(), rollout - transfer), GENERATION), (scoring, SCORING)):
         end = min(bar.end, begin + length)
         if end > begin:
             yield Bar(bar.lane, kind, begin, end, bar.words)

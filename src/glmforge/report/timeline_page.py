@@ -32,6 +32,7 @@ _COLORS = {
     Use.LOAD.value: "muted",
     Use.START.value: "muted",
     Use.STOP.value: "muted",
+    names.TRANSFER: "series-8",
     names.GENERATION: "series-1",
     names.SCORING: "series-5",
     names.SAVE: "series-7",
@@ -132,6 +133,7 @@ def _summarize(timeline: Timeline, hidden: int) -> Summary:
     total = sum(by_kind.values()) or 1.0
     starts = [bar for bar in timeline.bars if bar.lane == names.STARTS]
     meanings = {use.value: use.meaning for use in Use} | {
+        names.TRANSFER: "giving weights to servers that sample",
         names.GENERATION: "writing answers to train on, and rewarding them",
         names.SCORING: "log-probabilities of these answers",
     }

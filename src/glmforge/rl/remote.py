@@ -8,6 +8,7 @@ for longer than a moment, and a failure on one rank is one on all.
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,12 @@ from glmforge.rl.transfer.buckets import send_weights
 from glmforge.rl.transfer.directory import write_adapter, write_weights
 
 _BUCKETS_OF_A_FILE = 4
+_MOMENT_S = 0.1
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class Fleet:
-    """See above. `metrics` are of the last update, and restarts so far.
+    """See above.
 
     Args:
         model: whose weights the servers are given.
@@ -58,7 +60,9 @@ class Fleet:
             for number, engine in enumerate(self.engines)
             if settings.command is not None and rank() == 0
         ]
-        self.metrics: dict[str, float] = {"engine_restarts": 0}
+        self.num_restarts = 0
+        self._seconds, self._sent = 0.0, 0
+        """Of transfers since `metrics` was called."""
         self._version: int | None = None
         self._weights = self.directory
         """What a server is started from, once it has been written."""
@@ -74,8 +78,7 @@ class Fleet:
 
         def ask() -> None:
             places = [place for place in range(len(prompts)) if place not in answers]
-            engines = [self.engines[(rank() + place) % len(self.engines)] for place in places]
-            futures = [engine.begin(prompts[at], params[at]) for engine, at in zip(engines, places, strict=True)]
+            futures = [self.begin(rank() + place, prompts[place], params[place]) for place in places]
             lost: EngineLostError | None = None
             for place, future in zip(places, futures, strict=True):
                 try:
@@ -86,17 +89,40 @@ class Fleet:
                 raise lost
 
         while True:
+            self.update(version, alive)
             try:
-                self.update(version, alive)
                 together(ask, alive, "generation by the engine")
                 if self._versions(alive) != {version}:
                     raise EngineError(f"{self.engines[0].url}: its weights were changed while it sampled; start anew")
                 return [answers[place] for place in range(len(prompts))]
             except EngineLostError as error:
-                self._replace(str(error), alive)
+                self.replace(error)
+
+    def begin(self, number: int, prompt: Sequence[int], params: SamplingParams) -> "Future[SampledGroup]":
+        """Ask a server, chosen by `number`, for the samples of a prompt; `EngineError` comes through the future."""
+        return self.engines[number % len(self.engines)].begin(prompt, params)
 
     def update(self, version: int, alive: Alive = quiet) -> None:
-        """Have all servers hold the weights as they are now, number `version`, unless they do. Collective."""
+        """Have all servers hold the weights as they are now, number `version`, unless they do. Collective.
+
+        Dead ones are replaced. Raises `EngineError`.
+        """
+        while True:
+            try:
+                return self._update(version, alive)
+            except EngineLostError as error:
+                self.replace(error)
+
+    def replace(self, error: EngineLostError) -> None:
+        """Have the next update start what is dead. Raises `EngineError`: nobody may start it, or did so too often."""
+        self.num_restarts += 1
+        if self.settings.command is None:
+            raise EngineError(f"{error}; start the server again and run the same command to resume")
+        if self.num_restarts > self.settings.max_restarts:
+            raise EngineError(f"{error}; this happened more often than rl.engine.max_restarts")
+        self._version = None
+
+    def _update(self, version: int, alive: Alive) -> None:
         settings = self.settings
         if self._version is not None and self._versions(alive) == {self._version} == {version}:
             return
@@ -111,9 +137,17 @@ class Fleet:
         else:
             tensors, bucket_bytes = self.model.state_dict(), settings.bucket_bytes
             sent = send_weights(tensors, self.config.model, self.engines, version, bucket_bytes, alive)  # type: ignore[arg-type]
-            self.metrics["transfer_bytes_per_second"] = sent * len(self.engines) / (time.perf_counter() - began)
-        self.metrics["transfer_seconds"] = time.perf_counter() - began
+            self._sent += sent * len(self.engines)
+        self._seconds += time.perf_counter() - began
         self._version = version
+
+    def metrics(self) -> dict[str, float]:
+        """Of transfers since the last call, and restarts so far."""
+        found = {"engine_restarts": float(self.num_restarts), "transfer_seconds": self._seconds}
+        if self._sent:
+            found["transfer_bytes_per_second"] = self._sent / self._seconds
+        self._seconds, self._sent = 0.0, 0
+        return found
 
     def close(self) -> None:
         for process in self.processes:
@@ -151,14 +185,6 @@ class Fleet:
             else:
                 engine.load(self._weights if self.config.lora is None else self._adapter, version)
 
-    def _replace(self, problem: str, alive: Alive) -> None:
-        self.metrics["engine_restarts"] += 1
-        if self.settings.command is None:
-            raise EngineError(f"{problem}; start the server again and run the same command to resume")
-        if self.metrics["engine_restarts"] > self.settings.max_restarts:
-            raise EngineError(f"{problem}; this happened more often than rl.engine.max_restarts")
-        self._version = None
-
 
 class RemoteSampler(Sampler):
     """Answers by a fleet; all ranks call it together. It waits for all of them: `enough` is not heeded.
@@ -173,14 +199,52 @@ class RemoteSampler(Sampler):
         super().__init__(config, fleet.model, stop_ids=stop_ids, vocab_size=vocab_size, seed=seed)
         self.fleet = fleet
         self.records_experts = self.records_experts and fleet.settings.kind == "glmforge"
+        self._open: dict[int, tuple[Future[SampledGroup], Asked, int]] = {}
+        """Number of a prompt -> what brings its answers, itself, and the version of the weights."""
+        self._lost: list[Asked] = []
+        self._arrived: list[Answer] = []
 
     def sample(self, asked: Sequence[Asked], unfinished: Sequence[Answer] = (), **given: Any) -> list[Answer]:
         if not self.runner.is_first:
             asked, unfinished = (), ()
         return super().sample(asked, unfinished, **given)
 
+    def begin(self, asked: Sequence[Asked], version: int) -> None:
+        """Have servers sample for this rank's share of these prompts while the caller goes on, under the weights that
+        they have, number `version`; and for those that servers had not answered when they died. What is being sampled
+        for the same prompts is forgotten."""
+        runner = self.runner
+        mine = [one for one in asked if runner.is_first and one.number % runner.num_shares == runner.share]
+        for one in (*mine, *self._lost):
+            params = self._params(self._seed(one.number), self.config.group_size)
+            self._open[one.number] = self.fleet.begin(one.number, list(one.ids), params), one, version
+        self._lost = []
+
+    def wait(self) -> None:
+        """A moment, for answers of this rank's. Raises `EngineError`."""
+        error: EngineLostError | None = None
+        wait([future for future, *_ in self._open.values()], _MOMENT_S, FIRST_COMPLETED)
+        for future, one, version in [found for found in self._open.values() if found[0].done()]:
+            del self._open[one.number]
+            try:
+                self._arrived += self._answer(one, version, future.result())
+            except EngineLostError as raised:
+                self._lost.append(one)
+                error = raised
+        if error is not None:
+            raise error
+
+    def take(self) -> list[Answer]:
+        """Answers that have come since the last call, of whole groups."""
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def forget(self) -> None:
+        """What is being sampled is not waited for any more."""
+        self._open, self._lost, self._arrived = {}, [], []
+
     def metrics(self) -> dict[str, float]:
-        return self.fleet.metrics
+        return self.fleet.metrics()
 
     def close(self) -> None:
         self.fleet.close()

@@ -172,7 +172,7 @@ class Sampler:
                 prompt_P=prompt_P,
                 tokens_N=np.array(sample.tokens, dtype=np.int32),
                 logprobs_N=_logprobs(sample),
-                versions_N=np.full(len(sample.tokens), version, dtype=np.int32),
+                versions_N=np.array(sample.versions or [version] * len(sample.tokens), dtype=np.int32),
                 begun=version,
                 finished=_finished(sample),
                 experts=self._experts(sample),

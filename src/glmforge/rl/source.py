@@ -46,7 +46,11 @@ METRICS = (
     Metric("answers_cut_share", "share", "rl", "answers that reached max_new_tokens"),
     Metric("answer_tokens", "tokens", "rl", "mean length of the answers"),
     Metric("stale_share", "share", "rl", "answers that were begun under earlier weights"),
+    Metric("age_mean", "updates", "rl", "of the weights, between asking for an answer and training on it"),
+    Metric("age_max", "updates", "rl", "that of the oldest answer"),
+    Metric("versions_mean", "versions", "rl", "of the weights that an answer was sampled with"),
     Metric("rollout_seconds", "s", "rl", "time for sampling the answers of a rollout and rewarding them"),
+    Metric("answer_wait_seconds", "s", "rl", "of that, waiting for servers that sample ahead (rl.schedule)"),
     Metric(
         "transfer_seconds",
         "s",
@@ -120,6 +124,8 @@ class RolloutSource(BatchSource):
             balance=phase.balance,
         )
         self._next_prompt = 0
+        self._again: list[int] = []
+        """Prompts that were asked for before, and are asked for again before new ones."""
         self._steps: list[list[Answer]] = []
         self._waiting: list[Answer] = []
         self._unfinished: list[Answer] = []
@@ -168,10 +174,11 @@ class RolloutSource(BatchSource):
         self._position = self._position.leaving_out(skipped)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"next_prompt": self._next_prompt}
+        return {"next_prompt": self._next_prompt, "again": self._again}
 
     def load_state_dict(self, state: Mapping[str, Any], position: Position) -> Sequence[str]:
         self._next_prompt, self._position = int(state.get("next_prompt", 0)), position
+        self._again = list(map(int, state.get("again", [])))
         return []
 
     def state_files(self) -> Mapping[str, bytes]:
@@ -256,9 +263,9 @@ class RolloutSource(BatchSource):
         return taken
 
     def _ask(self, number: int) -> list[Asked]:
-        asked = [self.prompts[self._next_prompt + place] for place in range(number)]
-        self._next_prompt += number
-        return asked
+        again, self._again = self._again[:number], self._again[number:]
+        first, self._next_prompt = self._next_prompt, self._next_prompt + number - len(again)
+        return [self.prompts[one] for one in (*again, *range(first, self._next_prompt))]
 
     def _rewarded(self, answers: Sequence[Answer]) -> list[Answer]:
         """With rewards, which one rank of those that sampled the same computes. Collective."""
@@ -293,6 +300,8 @@ class RolloutSource(BatchSource):
                 one.is_cut,
                 int(one.own_N.sum()),
                 self._is_stale(one),
+                self._num_steps - one.begun,
+                len(np.unique(one.versions_N)),
             )
             for one in chosen
             if one.episode is None
@@ -308,7 +317,7 @@ class RolloutSource(BatchSource):
             self._metrics["reward_sampled"] = total["reward"] / total["rewarded"]
         if not (of_all := self._all(facts)):
             return
-        rewards, terms, sources, cut, lengths, stale = zip(*of_all, strict=True)
+        rewards, terms, sources, cut, lengths, stale, ages, versions = zip(*of_all, strict=True)
         by_source: dict[str, list[float]] = {}
         for source, reward in zip(sources, rewards, strict=True):
             if reward is not None:
@@ -321,6 +330,9 @@ class RolloutSource(BatchSource):
             "answers_cut_share": float(np.mean(cut)),
             "answer_tokens": float(np.mean(lengths)),
             "stale_share": float(np.mean(stale)),
+            "age_mean": float(np.mean(ages)),
+            "age_max": max(ages),
+            "versions_mean": float(np.mean(versions)),
         }
 
     def _is_stale(self, one: Answer) -> bool:

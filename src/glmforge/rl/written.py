@@ -91,6 +91,7 @@ class SampleFiles:
             "terms": one.terms,
             "advantage": None if advantages is None or not len(advantages) else float(advantages.mean()),
             "logprob": float(one.logprobs_N.sum()),
+            "begun": one.begun,
             "versions": [int(one.versions_N.min()), int(one.versions_N.max())] if len(one.versions_N) else [],
         }
 

@@ -13,6 +13,7 @@ from helpers.rl_runs import rl_config
 from helpers.tiny_data import TinyData
 
 ENGINE = {"kind": "glmforge", "urls": ["http://127.0.0.1:8100"]}
+AHEAD = {"kind": "asynchronous"}
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,15 @@ ENGINE = {"kind": "glmforge", "urls": ["http://127.0.0.1:8100"]}
         ({"engine": ENGINE | {"urls": []}}, "urls"),
         ({"engine": ENGINE | {"command": []}}, "command"),
         ({"engine": ENGINE | {"url": "x"}}, "url"),
+        ({"schedule": {"kind": "one_step_off"}}, "needs servers that sample while the run trains"),
+        ({"schedule": AHEAD, "engine": ENGINE | {"kind": "vllm"}, "max_gap": 1.0}, "use 'one_step_off'"),
+        ({"schedule": AHEAD, "engine": ENGINE, "steps_per_rollout": 2}, "steps_per_rollout and rollout.over_sampling"),
+        (
+            {"schedule": AHEAD, "engine": ENGINE, "rollout": {"over_sampling": 1.5}},
+            "steps_per_rollout and rollout.over",
+        ),
+        ({"schedule": AHEAD, "engine": ENGINE}, "set surrogate.ratio_to to 'rollout', or a surrogate.correction"),
+        ({"schedule": AHEAD | {"max_age": 1}, "engine": ENGINE}, "1 is less than steps_ahead = 2"),
     ],
 )
 def test_settings_that_cannot_be(changes: dict[str, Any], problem: str) -> None:

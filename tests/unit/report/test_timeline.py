@@ -10,7 +10,17 @@ import pytest
 from glmforge.errors import ConfigError, GlmforgeError
 from glmforge.observe.job_records import Cause
 from glmforge.observe.record_files import JsonlFile
-from glmforge.report.timeline import GENERATION, SAVES, SCORING, TRAINING, Bar, Timeline, timeline_of, trace_events
+from glmforge.report.timeline import (
+    GENERATION,
+    SAVES,
+    SCORING,
+    TRAINING,
+    TRANSFER,
+    Bar,
+    Timeline,
+    timeline_of,
+    trace_events,
+)
 from glmforge.report.timeline_page import sums, thinned, ticks, write_timeline
 from helpers.made_jobs import BEGAN, at, made_attempt, made_job, made_rank
 from unit.report.test_report import Page
@@ -63,9 +73,10 @@ def test_a_run_without_a_job(run: Path) -> None:
 def test_rollouts_are_cut_out_of_the_wait_for_batches(run: Path) -> None:
     with JsonlFile(run / "metrics.jsonl") as file:
         for step in range(1, 11):
-            file.write({"step": step, "rollout_seconds": 0.3, "scoring_seconds": 0.1})
+            file.write({"step": step, "transfer_seconds": 0.05, "rollout_seconds": 0.3, "scoring_seconds": 0.1})
     found = sums(bar for bar in timeline_of(run, now=at(500)).bars if bar.lane == TRAINING)
-    assert (found[GENERATION], found[SCORING], found["data"]) == pytest.approx((3.0, 1.0, 1.0))
+    assert (found[TRANSFER], found[GENERATION]) == pytest.approx((0.5, 2.5))
+    assert (found[SCORING], found["data"]) == pytest.approx((1.0, 1.0))
 
 
 def test_a_job_with_its_ranks_and_a_hang(tmp_path: Path) -> None:

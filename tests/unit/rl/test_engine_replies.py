@@ -141,6 +141,10 @@ WRONG: list[tuple[Reply, str]] = [
     (group({"tokens": [7] * 3, "logprobs": [-1] * 3}), "3 of at most 2 tokens"),
     (group({"tokens": [], "logprobs": []}), "0 of at most 2 tokens"),
     (group({"finish_reason": "because"}), "ended by 'because'"),
+    (group({"versions": [1]}), "one version of the weights for each token"),
+    (group({"versions": [1, -1]}), "one version of the weights for each token"),
+    (group({"versions": {"1": 1}}), "one version of the weights for each token"),
+    (group({"versions": [1, 2**40]}), "one version of the weights for each token"),
     ((400, {"error": {"message": "no\nsuch model"}}), "status 400"),
     ((302, b""), "status 302"),
 ]

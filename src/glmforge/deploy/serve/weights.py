@@ -100,5 +100,5 @@ class WeightUpdates:
             raise ApiError(409, "invalid_request", f"the update cannot be committed: {number}")
         if type(version) is not int:
             raise invalid("version", "must be an integer")
-        self.engine.engine.weights_changed()
+        self.engine.engine.weights_changed(version=version)
         self.version, self._missing = version, None

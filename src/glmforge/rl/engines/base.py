@@ -36,15 +36,17 @@ class EngineLostError(EngineError):
 def checked(
     url: str, found: Any, prompt: Sequence[int], params: SamplingParams, vocab_size: int, shape_MK: tuple[int, int]
 ) -> Sample:
-    """An answer of a server: `tokens`, `logprobs`, `finish_reason`, and `experts` if they are asked for.
+    """An answer of a server: `tokens`, `logprobs`, `finish_reason`, `experts` if they are asked for, and `versions` of
+    the weights where it says them.
 
     Raises `EngineLostError` for one that was aborted, `EngineError` for any other invalid answer.
     """
     tokens, logprobs, finished = (found[name] for name in ("tokens", "logprobs", "finish_reason"))
+    versions = found.get("versions") or []
     problem, details = "", None
     if finished in ("abort", "cancelled"):
         raise EngineLostError(f"{url}: aborted a request")
-    if not isinstance(tokens, list) or not all(type(one) is int and 0 <= one < vocab_size for one in tokens):
+    if not _are_numbers(tokens, vocab_size):
         problem = f"tokens are not ids from 0 to {vocab_size - 1:,}"
     elif not isinstance(logprobs, list) or len(logprobs) != len(tokens):
         problem = "there is not one log-probability for each token"
@@ -52,6 +54,8 @@ def checked(
         problem = "log-probabilities are not finite numbers below 0"
     elif not 0 < len(tokens) <= params.max_new_tokens or finished not in ("stop", "length"):
         problem = f"{len(tokens):,} of at most {params.max_new_tokens:,} tokens ended by {str(finished)[:40]!r}"
+    elif versions and not (_are_numbers(versions, 2**31) and len(versions) == len(tokens)):
+        problem = "there is not one version of the weights for each token"
     elif params.experts:
         try:
             experts_TMK = np.array(found.get("experts"), dtype=np.int16)
@@ -62,7 +66,12 @@ def checked(
         details = Details([], torch.from_numpy(experts_TMK))
     if problem:
         raise EngineError(f"{url}: invalid reply: {problem}")
-    return Sample(tokens, finished, logprobs=[TokenLogprob(float(one)) for one in logprobs], details=details)
+    of_tokens = [TokenLogprob(float(one)) for one in logprobs]
+    return Sample(tokens, finished, logprobs=of_tokens, details=details, versions=versions)
+
+
+def _are_numbers(values: object, limit: int) -> bool:
+    return isinstance(values, list) and all(type(one) is int and 0 <= one < limit for one in values)
 
 
 def together(action: Callable[[], T], alive: Alive = quiet, what: str = "waiting for the engine") -> T:

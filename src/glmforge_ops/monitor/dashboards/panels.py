@@ -224,6 +224,7 @@ REINFORCEMENT = Dashboard(
         _one("Tokens that are clipped", "percentunit", "clip_share", needs=RL),
         _recorded("Groups without a spread of rewards", "percentunit", "run:rl_equal:ratio", RL),
         _recorded("Answers begun under earlier weights", "percentunit", "run:rl_stale:ratio", RL),
+        _one("Age of the oldest answers", "none", "age_max", needs=RL),
         _one("Length of answers", "none", "answer_tokens", needs=RL),
         _one("Seconds for a rollout", "s", "rollout_seconds", needs=RL),
     ),
