@@ -124,8 +124,11 @@ class Fleet:
 
     def _update(self, version: int, alive: Alive) -> None:
         settings = self.settings
-        if self._version is not None and self._versions(alive) == {self._version} == {version}:
+        held = set() if self._version is None else self._versions(alive)
+        if held == {self._version} == {version}:
             return
+        if held - {self._version, None}:
+            raise EngineError(f"{self.engines[0].url}: another run has sent weights; give each run servers of its own")
         began, by_files = time.perf_counter(), settings.kind != "glmforge"
         if self._version is None or settings.restart:
             self._write(version, by_files=by_files)
