@@ -19,7 +19,8 @@ from glmforge.backend.native import NativeBackend
 from glmforge.checkpoint.find import find_checkpoint
 from glmforge.checkpoint.initial_weights import check_initial_weights, load_initial_weights
 from glmforge.config.adapters import is_adapter
-from glmforge.config.rl import RlConfig
+from glmforge.config.rl import AdvantageConfig, RlConfig
+from glmforge.config.rl_schedule import ScheduleConfig
 from glmforge.config.schema import RunConfig
 from glmforge.data.files import discard_partial, disk_errors, open_partial, publish, refuse_unwritable
 from glmforge.data.tokens.special import CONTROL_TOKENS
@@ -68,8 +69,8 @@ class AnsweringPolicy:
 
     def __init__(self, config: RunConfig, recipe: RlRecipe, num_samples: int) -> None:
         rollout = recipe.settings.rollout.model_copy(update={"group_size": num_samples, "replay": False})
-        unneeded = {"kl": None, "critic": None, "engine": None, "advantage": type(recipe.settings.advantage)()}
-        unneeded["schedule"] = type(recipe.settings.schedule)()
+        unneeded: dict[str, Any] = {"kl": None, "critic": None, "engine": None}
+        unneeded |= {"advantage": AdvantageConfig(), "schedule": ScheduleConfig()}
         recipe.settings = recipe.settings.model_copy(update={"rollout": rollout, **unneeded})
         backend = recipe.backend(recipe.config, recipe.world)
         assert isinstance(backend, NativeBackend), "the stage's backend"
