@@ -220,6 +220,7 @@ ADAPTING = (
 )
 ALONE = "post-training.md"
 SAFETY = "safety.md"
+SERVERS = "servers-and-agents.md"
 ON_HOSTS = "infrastructure.md"
 ON_SLURM = ("slurm.md", "recovery.md")
 
@@ -283,6 +284,30 @@ def test_the_guide_to_safety_does_what_it_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.guides
+def test_the_guide_to_servers_and_agents_does_what_it_says(tmp_path: Path) -> None:
+    pytest.importorskip("openai")  # the agent's client
+    carry_out(SERVERS, tmp_path)
+
+    def recorded(run: str, file: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (tmp_path / "runs" / run / file).read_text("utf-8").splitlines()]
+
+    scores = [
+        one["benchmark_score"]
+        for one in recorded("products_agent", "benchmarks.jsonl")
+        if one["benchmark"] == "products sampled"
+    ]
+    assert scores[-1] > scores[0] + 0.15
+    assert [one["failed_answers"] for one in recorded("products_program", "metrics.jsonl")] == [0, 0]
+    served, alone = (recorded(run, "metrics.jsonl") for run in ("sums_servers", "sums_alone"))
+    for one, other in zip(served, alone, strict=True):  # the same answers, so the same bits
+        assert [one[name] for name in ("reward", "policy", "grad_norm")] == [
+            other[name] for name in ("reward", "policy", "grad_norm")
+        ]
+        assert one["transfer_seconds"] > 0
+    assert 0 < max(one["age_max"] for one in recorded("sums_ahead", "metrics.jsonl")) <= 3
+
+
+@pytest.mark.guides
 def test_the_guide_to_infrastructure_does_what_it_says(short_path: Path) -> None:
     hosts_or_skip()
     try:
@@ -310,6 +335,7 @@ def test_every_guide_is_followed() -> None:
         BASE,
         ALONE,
         SAFETY,
+        SERVERS,
         "mid-training.md",
         "fine-tuning.md",
         "lora.md",

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from glmforge.backend.base import Backend
 from glmforge.backend.native import NativeBackend
@@ -219,9 +220,12 @@ def check_settings(config: RunConfig, settings: RlConfig) -> None:
             f"rl.rollout.max_new_tokens: {rollout.max_new_tokens:,} leaves no room for a prompt in {room:,} tokens "
             "(phases.0.seq_len, model.max_position_embeddings); lower it"
         )
-    for url in () if settings.engine is None else settings.engine.urls:
-        if fault := url_fault(url):
-            raise ConfigError(f"rl.engine.urls: {fault}")
+    if (engine := settings.engine) is not None:
+        for url in engine.urls:
+            if fault := url_fault(url):
+                raise ConfigError(f"rl.engine.urls: {fault}")
+            if engine.command is not None and urlsplit(url).port is None:
+                raise ConfigError(f"rl.engine.urls: {url} has no port, which rl.engine.command needs; add one")
     if settings.engine is not None and settings.engine.kind == "glmforge" and config.lora is not None:
         raise ConfigError("rl.engine.kind: 'glmforge' does not take adapters while it serves; use 'vllm', or no engine")
     if settings.critic is not None and config.lora is not None:

@@ -49,6 +49,7 @@ def test_settings_that_cannot_be(changes: dict[str, Any], problem: str) -> None:
     [
         ({"urls": ["127.0.0.1:8100"]}, None, r"^rl\.engine\.urls: not a server URL"),
         ({"urls": ["http://me:secret@host"]}, None, r"^rl\.engine\.urls: a URL with a password"),
+        ({"urls": ["http://host"], "command": ["x"]}, None, r"^rl\.engine\.urls: http://host has no port, which"),
         ({}, {"rank": 2}, r"^rl\.engine\.kind: 'glmforge' does not take adapters"),
     ],
 )

@@ -18,6 +18,7 @@ from glmforge.config.rl_engine import RlEngineConfig
 from glmforge.generate.params import SamplingParams
 from glmforge.rl.engines.base import EngineError, EngineLostError
 from glmforge.rl.engines.http import HttpEngine
+from glmforge.rl.engines.process import EngineProcess
 from glmforge.rl.engines.served import GlmforgeEngine
 from glmforge.rl.engines.sglang import SglangEngine
 from glmforge.rl.engines.vllm import VllmEngine
@@ -232,3 +233,17 @@ def test_weights_are_read_from_a_directory(
     assert [path for path, _ in asked[:-1]] == expected
     assert str(tmp_path) in json.dumps(asked[0][1])
     assert '"12"' in json.dumps(asked[len(expected) - 1][1])
+
+
+def test_another_program_at_the_address_is_not_taken_for_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("glmforge.rl.engines.process._FREE_S", 0.1)
+    with serving(lambda path, body: (200, {"version": 0})) as url:
+        own = EngineProcess(client(GlmforgeEngine, url), ["sleep", "60"], tmp_path / "server.log", 5.0)
+        try:
+            with pytest.raises(EngineError, match=rf"^{url}: another program listens there; stop it"):
+                own.start(tmp_path)
+            assert own.process is None
+        finally:
+            own.close()

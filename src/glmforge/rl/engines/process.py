@@ -4,6 +4,7 @@ import ctypes
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from glmforge.rl.engines.base import EngineError, EngineLostError
 from glmforge.rl.engines.http import HttpEngine
 
 _LIBC, _PR_SET_PDEATHSIG = ctypes.CDLL(None), 1
-_POLL_S, _LAST_BYTES = 0.2, 300
+_POLL_S, _FREE_S, _LAST_BYTES = 0.2, 10.0, 300
 _OF_A_RANK = re.compile(
     r"(GROUP_|LOCAL_|ROLE_|NODE_)?(RANK|WORLD_SIZE)|MASTER_.*|TORCHELASTIC_.*|SLURM_(PROCID|LOCALID|STEP_.*)"
 )
@@ -40,7 +41,7 @@ class EngineProcess:
     def start(self, weights: Path, *, anew: bool = False) -> None:
         """Start it with `weights`, unless it runs and answers, or `anew` in any case. Returns when it answers.
 
-        Raises `EngineError`: it ends, or does not answer in time.
+        Raises `EngineError`: something else listens at its address, it ends, or does not answer in time.
         """
         if self.process is not None and self.process.poll() is None and not anew:
             with suppress(EngineLostError):
@@ -48,7 +49,13 @@ class EngineProcess:
                 return
         self._kill()
         address = urlsplit(self.engine.url)
-        names = {"{weights}": str(weights), "{host}": str(address.hostname), "{port}": str(address.port)}
+        host, port = str(address.hostname), str(address.port)
+        until = time.monotonic() + _FREE_S  # for what a killed server has started
+        while _listens(host, port):
+            if time.monotonic() > until:
+                raise EngineError(f"{self.engine.url}: another program listens there; stop it, or change the URL")
+            time.sleep(_POLL_S)
+        names = {"{weights}": str(weights), "{host}": host, "{port}": port}
         command = [names.get(word, word) for word in self.command]
         self.process = self._starter.submit(self._open, command).result()
         until = time.monotonic() + self.start_s
@@ -92,3 +99,12 @@ class EngineProcess:
     def _last_line(self) -> str:
         lines = self.log.read_bytes()[-_LAST_BYTES:].decode("utf-8", "replace").strip().splitlines()
         return shown(lines[-1]) if lines else f"see {self.log}"
+
+
+def _listens(host: str, port: str) -> bool:
+    """Whether something does: it would be taken for the server."""
+    try:
+        socket.create_connection((host, int(port)), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
