@@ -133,7 +133,7 @@ async def ask_again(
     return await ask()
 
 
-def url_fault(url: str) -> str | None:
+def url_fault(url: str, example: str = "http://localhost:8000/v1") -> str | None:
     """What is wrong with the URL of a server, without repeating what may be secret in it; None if nothing is."""
     try:
         parts = urlsplit(url)
@@ -142,7 +142,7 @@ def url_fault(url: str) -> str | None:
         is_server, parts = False, urlsplit("")
     if parts.username or parts.password or parts.query:
         return "a URL with a password or key in it would be logged: use --api-key-env"
-    return None if is_server else "not a server URL; use one like http://localhost:8000/v1"
+    return None if is_server else f"not a server URL; use one like {example}"
 
 
 def retry_after(header: str | None, now: float | None = None) -> float | None:

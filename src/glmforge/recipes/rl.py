@@ -222,7 +222,7 @@ def check_settings(config: RunConfig, settings: RlConfig) -> None:
         )
     if (engine := settings.engine) is not None:
         for url in engine.urls:
-            if fault := url_fault(url):
+            if fault := url_fault(url, "http://127.0.0.1:8100"):
                 raise ConfigError(f"rl.engine.urls: {fault}")
             if engine.command is not None and urlsplit(url).port is None:
                 raise ConfigError(f"rl.engine.urls: {url} has no port, which rl.engine.command needs; add one")

@@ -146,7 +146,7 @@ class Fleet:
 
     def metrics(self) -> dict[str, float]:
         """Of transfers since the last call, and restarts so far."""
-        found = {"engine_restarts": float(self.num_restarts), "transfer_seconds": self._seconds}
+        found: dict[str, float] = {"engine_restarts": self.num_restarts, "transfer_seconds": self._seconds}
         if self._sent:
             found["transfer_bytes_per_second"] = self._sent / self._seconds
         self._seconds, self._sent = 0.0, 0
