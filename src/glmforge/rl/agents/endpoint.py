@@ -216,6 +216,7 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version, timeout = "HTTP/1.1", 60.0
+    disable_nagle_algorithm = True  # a reply is sent in two parts, and the second would wait for 40 ms
     endpoint: RecordingEndpoint
 
     def do_POST(self) -> None:

@@ -59,7 +59,7 @@ def serve(prometheus: Prometheus, port: int, say: Callable[[str], None]) -> None
 
     import uvicorn
 
-    listening = socket.socket()
+    listening = socket.socket(proto=socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind(("127.0.0.1", port))
