@@ -31,7 +31,7 @@ class ScheduleConfig(Strict):
         gt=0,
         le=1,
         description="of kind asynchronous: a step takes the first complete groups among this share of all that are "
-        "under way, counted from the oldest, which is waited for beyond it",
+        "in flight, counted from the oldest, which is waited for beyond it",
     )
     max_age: PositiveInt | None = Field(
         default=None,

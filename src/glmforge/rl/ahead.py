@@ -1,11 +1,11 @@
 """Rollouts by servers that sample while the run trains: one step off, or asynchronous (`config.rl_schedule`).
 
-One step off, the groups of a step are sampled during the step before; servers get new weights between them.
-Asynchronous, groups of several steps are under way at any time. Before each step servers pause, get the new weights,
-and go on in the middle of answers, so each token has a version of its own.
+One step off, a step's groups are sampled during the step before, and servers get new weights in between. Asynchronous,
+groups of several steps are in flight at any time. Before each step servers pause, get the new weights, and resume in
+the middle of answers, so each token has a version of its own.
 
-A checkpoint has the complete groups that wait, and the numbers of those that are being sampled: a resumed run asks for
-these again, under the weights that it has then.
+A checkpoint holds the complete groups that wait and the numbers of those that are being sampled. A resumed run requests
+the latter again, under its present weights.
 """
 
 import time
@@ -29,7 +29,7 @@ class AheadSource(RolloutSource):
     _queue: GroupQueue | None = None
     """None before the first step, and once a checkpoint was loaded."""
     _most_groups: int
-    """That may be under way."""
+    """That may be in flight."""
 
     def state_dict(self) -> dict[str, Any]:
         asked = [] if self._queue is None else [one for one in self._queue.begun if one not in self._queue.complete]
@@ -56,7 +56,7 @@ class AheadSource(RolloutSource):
         return taken
 
     def _begin(self, wanted: int, step: int) -> None:
-        """Give servers the weights as they are now, and have groups for `step`, and for those ahead of it, under way.
+        """Give servers the weights as they are now, and have groups for `step`, and for those ahead of it, in flight.
         Collective."""
         schedule, steps_left = self.settings.schedule, self._phase_config.num_steps - step
         if steps_left == 0:
@@ -85,7 +85,7 @@ class AheadSource(RolloutSource):
         self._unfinished = []
 
     def _top_up(self, queue: GroupQueue) -> None:
-        """Have as many groups under way as may be, and those that a dead server has not answered."""
+        """Have as many groups in flight as may be, and those that a dead server has not answered."""
         self._ask_for(queue, [one.number for one in self._ask(max(0, self._most_groups - len(queue.begun)))])
 
     def _ask_for(self, queue: GroupQueue, numbers: Sequence[int]) -> None:

@@ -1,9 +1,9 @@
-"""Groups from the moment that servers are asked for them to the step that trains on them: a windowed queue.
+"""A windowed queue of groups, from the request to servers to the step that trains on them.
 
-A step takes the oldest complete groups among the first `window` numbers, counted from the oldest group that is under
-way. So short answers overtake long ones, but none by more than the window, and the policy does not learn from short
-answers first. Groups also have an age, in updates of the weights: a step waits for an old group rather than leave more
-of them than later steps could take in time. Window: MiniMax-M2.5's "windowed FIFO"; the bound on age is ours.
+A step takes the oldest complete groups among the first `window` numbers, counted from the oldest group in flight. Short
+answers overtake long ones, but only within the window: otherwise the policy would learn from short answers first. No
+group becomes too old, counted in updates of the weights: a step waits for old groups if later steps could not take all
+of them in time. The window is MiniMax-M2.5's "windowed FIFO"; the bound on age is ours.
 
 All ranks hold the same queue and tell each other what is complete.
 """
@@ -17,10 +17,10 @@ class GroupQueue:
     Args:
         step_size: groups that a step takes.
         window: see above; at least 1.
-        max_age: no group is older when a step takes it. At least the number of steps that a full queue is for, less 1.
+        max_age: of a group when a step takes it. At least the number of steps that a full queue holds, less 1.
 
     Attributes:
-        begun: number of each group under way, in ascending order -> version of the weights when it was asked for.
+        begun: number of each group in flight, in ascending order -> version of the weights when it was requested.
         complete: those of them whose answers are all there.
     """
 
@@ -30,7 +30,7 @@ class GroupQueue:
         self.complete: set[int] = set()
 
     def ask(self, numbers: Iterable[int], version: int) -> None:
-        """They are asked for under these weights, perhaps again."""
+        """Add groups that are requested under these weights, perhaps again."""
         begun = self.begun | dict.fromkeys(numbers, version)
         self.begun = dict(sorted(begun.items()))
         self.complete.difference_update(numbers)
@@ -41,12 +41,12 @@ class GroupQueue:
             self.complete.discard(number)
 
     def too_old(self, version: int) -> list[int]:
-        """Groups that would be too old even if this step, at `version`, and all later ones took the oldest ones."""
+        """Groups that would be too old even if the step at `version` and all later ones took groups in order."""
         turns = {number: version + place // self.step_size for place, number in enumerate(self.begun)}
         return [number for number, begun in self.begun.items() if begun + self.max_age < turns[number]]
 
     def take(self, version: int) -> list[int] | None:
-        """Groups for the step at `version`, which are not under way any more; None if it has to wait for others."""
+        """Remove and return the groups of the step at `version`; None if it has to wait."""
         left, taken = dict(self.begun), list[int]()
         while len(taken) < self.step_size:
             end = min(left, default=0) + self.window

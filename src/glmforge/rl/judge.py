@@ -81,7 +81,7 @@ class Judge:
         return Outcome(score_of(last.reply))
 
     def close(self) -> None:
-        """Give up what is under way."""
+        """Give up what is in flight."""
 
         async def end() -> None:
             tasks = asyncio.all_tasks() - {asyncio.current_task()}

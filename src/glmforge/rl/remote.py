@@ -128,7 +128,9 @@ class Fleet:
         if held == {self._version} == {version}:
             return
         if held - {self._version, None}:
-            raise EngineError(f"{self.engines[0].url}: another run has sent weights; give each run servers of its own")
+            raise EngineError(
+                f"{self.engines[0].url}: another run has sent it weights; use separate servers for each run"
+            )
         began, by_files = time.perf_counter(), settings.kind != "glmforge"
         if self._version is None or settings.restart:
             self._write(version, by_files=by_files)

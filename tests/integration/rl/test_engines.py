@@ -89,7 +89,7 @@ def test_a_server_started_separately_that_dies_ends_the_run_in_one_line(
     policy.answers(policy.remote, 0)
     with one_policy(tmp_path / "other", tiny_data.tokenizer, {"urls": started["urls"]}) as other:
         assert facts(other.answers(other.remote, 7))
-        with pytest.raises(EngineError, match=r"^http://127.0.0.1:\d+: another run has sent weights; give each run"):
+        with pytest.raises(EngineError, match=r"^http://127.0.0.1:\d+: another run has sent it weights; use sep"):
             policy.answers(policy.remote, 1)
         os.kill(server_pid(policy), signal.SIGKILL)
         with pytest.raises(
