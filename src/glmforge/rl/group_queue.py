@@ -37,7 +37,7 @@ class GroupQueue:
 
     def remove(self, numbers: Iterable[int]) -> None:
         for number in numbers:
-            del self.begun[number]
+            self.begun.pop(number, None)
             self.complete.discard(number)
 
     def too_old(self, version: int) -> list[int]:

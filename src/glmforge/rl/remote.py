@@ -7,11 +7,11 @@ for longer than a moment, and a failure on one rank is one on all.
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,7 +34,6 @@ from glmforge.rl.transfer.buckets import send_weights
 from glmforge.rl.transfer.directory import write_adapter, write_weights
 
 _BUCKETS_OF_A_FILE = 4
-_MOMENT_S = 0.1
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -60,10 +59,11 @@ class Fleet:
             for number, engine in enumerate(self.engines)
             if settings.command is not None and rank() == 0
         ]
-        self.num_restarts = 0
+        self.num_restarts = self.num_updates = 0
         self._seconds, self._sent = 0.0, 0
         """Of transfers since `metrics` was called."""
-        self._version: int | None = None
+        self.version: int | None = None
+        """Of the weights that servers were sent last; None before that, and once one has died."""
         self._weights = self.directory
         """What a server is started from, once it has been written."""
 
@@ -114,25 +114,25 @@ class Fleet:
                 self.replace(error)
 
     def replace(self, error: EngineLostError) -> None:
-        """Have the next update start what is dead. Raises `EngineError`: nobody may start it, or did so too often."""
+        """Have the next update start dead servers. Raises `EngineError`: there is no command, or too many restarts."""
         self.num_restarts += 1
         if self.settings.command is None:
             raise EngineError(f"{error}; start the server again and run the same command to resume")
         if self.num_restarts > self.settings.max_restarts:
             raise EngineError(f"{error}; this happened more often than rl.engine.max_restarts")
-        self._version = None
+        self.version = None
 
     def _update(self, version: int, alive: Alive) -> None:
         settings = self.settings
-        held = set() if self._version is None else self._versions(alive)
-        if held == {self._version} == {version}:
+        held = set() if self.version is None else self._versions(alive)
+        if held == {self.version} == {version}:
             return
-        if held - {self._version, None}:
+        if held - {self.version, None}:
             raise EngineError(
                 f"{self.engines[0].url}: another run has sent it weights; use separate servers for each run"
             )
         began, by_files = time.perf_counter(), settings.kind != "glmforge"
-        if self._version is None or settings.restart:
+        if self.version is None or settings.restart:
             self._write(version, by_files=by_files)
             starts = [partial(one.start, self._weights, anew=settings.restart) for one in self.processes]
             together(lambda: [start() for start in starts], alive, "starting the engine")
@@ -144,7 +144,8 @@ class Fleet:
             sent = send_weights(tensors, self.config.model, self.engines, version, bucket_bytes, alive)  # type: ignore[arg-type]
             self._sent += sent * len(self.engines)
         self._seconds += time.perf_counter() - began
-        self._version = version
+        self.num_updates += 1
+        self.version = version
 
     def metrics(self) -> dict[str, float]:
         """Of transfers since the last call, and restarts so far."""
@@ -191,6 +192,15 @@ class Fleet:
                 engine.load(self._weights if self.config.lora is None else self._adapter, version)
 
 
+class _Request(NamedTuple):
+    """A group that a server samples: the version of the weights, and how many updates there had been."""
+
+    asked: Asked
+    version: int
+    num_updates: int
+    future: Future[SampledGroup]
+
+
 class RemoteSampler(Sampler):
     """Answers by a fleet; all ranks call it together. It waits for all of them: `enough` is not heeded.
 
@@ -204,49 +214,61 @@ class RemoteSampler(Sampler):
         super().__init__(config, fleet.model, stop_ids=stop_ids, vocab_size=vocab_size, seed=seed)
         self.fleet = fleet
         self.records_experts = self.records_experts and fleet.settings.kind == "glmforge"
-        self._open: dict[int, tuple[Future[SampledGroup], Asked, int]] = {}
-        """Number of a prompt -> what brings its answers, itself, and the version of the weights."""
-        self._lost: list[Asked] = []
-        self._arrived: list[Answer] = []
+        self._open: dict[int, _Request] = {}
+        """By the number of the prompt, as the two below."""
+        self._lost: dict[int, Asked] = {}
+        self._arrived: dict[int, list[Answer]] = {}
 
     def sample(self, asked: Sequence[Asked], unfinished: Sequence[Answer] = (), **given: Any) -> list[Answer]:
         if not self.runner.is_first:
             asked, unfinished = (), ()
         return super().sample(asked, unfinished, **given)
 
-    def begin(self, asked: Sequence[Asked], version: int) -> None:
+    def begin(self, asked: Sequence[Asked]) -> None:
         """Have servers sample for this rank's share of these prompts while the caller goes on, under the weights that
-        they have, number `version`; and for those that servers had not answered when they died. What is being sampled
-        for the same prompts is forgotten."""
+        they have; and for those that servers had not answered when they died."""
+        assert self.fleet.version is not None, "servers have weights"
         runner = self.runner
         mine = [one for one in asked if runner.is_first and one.number % runner.num_shares == runner.share]
-        for one in (*mine, *self._lost):
+        mine += self._lost.values()
+        self.drop([one.number for one in (*asked, *mine)])
+        for one in mine:
             params = self._params(self._seed(one.number), self.config.group_size)
-            self._open[one.number] = self.fleet.begin(one.number, list(one.ids), params), one, version
-        self._lost = []
+            future = self.fleet.begin(one.number, list(one.ids), params)
+            self._open[one.number] = _Request(one, self.fleet.version, self.fleet.num_updates, future)
 
-    def wait(self) -> None:
-        """A moment, for answers of this rank's. Raises `EngineError`."""
+    def wait(self, seconds: float) -> None:
+        """Wait for answers of this rank's. Raises `EngineError`; `EngineLostError` if a server has died since the last
+        update."""
         error: EngineLostError | None = None
-        wait([future for future, *_ in self._open.values()], _MOMENT_S, FIRST_COMPLETED)
-        for future, one, version in [found for found in self._open.values() if found[0].done()]:
-            del self._open[one.number]
+        wait([one.future for one in self._open.values()], seconds, FIRST_COMPLETED)
+        for one in [one for one in self._open.values() if one.future.done()]:
+            number = one.asked.number
+            del self._open[number]
             try:
-                self._arrived += self._answer(one, version, future.result())
+                self._arrived[number] = self._answer(one.asked, one.version, one.future.result())
             except EngineLostError as raised:
-                self._lost.append(one)
-                error = raised
+                self._lost[number] = one.asked
+                error = raised if one.num_updates == self.fleet.num_updates else error
         if error is not None:
             raise error
 
     def take(self) -> list[Answer]:
         """Answers that have come since the last call, of whole groups."""
-        arrived, self._arrived = self._arrived, []
-        return arrived
+        arrived, self._arrived = self._arrived, {}
+        return [one for group in arrived.values() for one in group]
+
+    def drop(self, numbers: Iterable[int]) -> None:
+        """Forget requests for these prompts, and their answers."""
+        for number in numbers:
+            if (request := self._open.pop(number, None)) is not None:
+                request.future.cancel()
+            self._lost.pop(number, None)
+            self._arrived.pop(number, None)
 
     def forget(self) -> None:
-        """What is being sampled is not waited for any more."""
-        self._open, self._lost, self._arrived = {}, [], []
+        """Drop all requests."""
+        self.drop([*self._open, *self._lost, *self._arrived])
 
     def metrics(self) -> dict[str, float]:
         return self.fleet.metrics()

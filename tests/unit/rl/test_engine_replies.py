@@ -5,6 +5,9 @@ it ran here.
 """
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -64,7 +67,7 @@ def client(kind: type[HttpEngine], url: str, **settings: Any) -> HttpEngine:
 
 
 def group(answer: dict[str, Any]) -> Reply:
-    good = {"tokens": [7, 476], "logprobs": [-0.5, -1], "finish_reason": "stop"}
+    good = {"tokens": [7, 476], "logprobs": [-0.5, -1], "finish_reason": "stop", "versions": [3, 4]}
     return 200, {"choices": [good, good | answer]}
 
 
@@ -72,7 +75,9 @@ FORMS: list[tuple[type[HttpEngine], str, Callable[[list[int], list[float]], Any]
     (
         GlmforgeEngine,
         "/generate",
-        lambda tokens, logprobs: {"choices": [{"tokens": tokens, "logprobs": logprobs, "finish_reason": "stop"}] * 2},
+        lambda tokens, logprobs: {
+            "choices": [{"tokens": tokens, "logprobs": logprobs, "finish_reason": "stop", "versions": [3, 4]}] * 2
+        },
     ),
     (
         VllmEngine,
@@ -194,6 +199,31 @@ def test_a_server_that_fails_is_lost(reply: Reply) -> None:
         client(GlmforgeEngine, url).begin(PROMPT, PARAMS).result()
     with pytest.raises(EngineLostError, match="does not answer"):
         client(GlmforgeEngine, url).begin(PROMPT, PARAMS).result()
+
+
+def test_a_server_that_was_started_again_is_lost_until_it_is_sent_weights() -> None:
+    answer = {"tokens": [7, 476], "logprobs": [-0.5, -1], "finish_reason": "stop"}
+    with (
+        serving(lambda path, body: (200, {"choices": [answer] * 2})) as url,
+        pytest.raises(EngineLostError, match="was started again and has not been sent weights"),
+    ):
+        client(GlmforgeEngine, url).begin(PROMPT, PARAMS).result()
+
+
+def test_a_process_ends_while_its_requests_are_not_answered() -> None:
+    code = "from test_engine_replies import *; engine = client(GlmforgeEngine, sys.argv[1], connections=1)\n"
+    code += "futures = [engine.begin(PROMPT, PARAMS) for _ in range(3)]\n"
+    code += "while not futures[0].running(): pass\n"
+    code += "engine.close(); print([one.cancelled() for one in futures])"
+    wait = threading.Event()
+    with serving(lambda path, body: (wait.wait(300), group({}))[1]) as url:
+        path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+        environment = {**os.environ, "PYTHONPATH": path}
+        ended = subprocess.run(
+            [sys.executable, "-c", code, url], env=environment, capture_output=True, text=True, timeout=200, check=True
+        )
+        wait.set()
+    assert ended.stdout == "[False, True, True]\n"
 
 
 def test_a_busy_server_is_asked_again_and_a_slow_one_is_lost() -> None:

@@ -1,9 +1,12 @@
 """Requests to one server over HTTP, from several threads, with bounded time and bounded replies."""
 
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import httpx2
@@ -41,7 +44,7 @@ class HttpEngine:
             limits=httpx2.Limits(max_connections=config.connections + 1),
             trust_env=False,
         )
-        self._pool = ThreadPoolExecutor(config.connections, "engine")
+        self._threads = _Threads(config.connections)
 
     def request_of(self, prompt: Sequence[int], params: SamplingParams) -> tuple[str, dict[str, Any]]:
         """Path and body of a group's request."""
@@ -67,7 +70,7 @@ class HttpEngine:
 
     def begin(self, prompt: Sequence[int], params: SamplingParams) -> "Future[SampledGroup]":
         """Ask for the samples of a prompt; `EngineError` comes through the future."""
-        return self._pool.submit(self._sample, prompt, params)
+        return self._threads.submit(lambda: self._sample(prompt, params))
 
     def _sample(self, prompt: Sequence[int], params: SamplingParams) -> SampledGroup:
         path, body = self.request_of(prompt, params)
@@ -118,5 +121,38 @@ class HttpEngine:
         return response.status_code, b"".join(parts).decode("utf-8", "replace")
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         self._client.close()
+
+
+class _Threads:
+    """As a `ThreadPoolExecutor`, but a process can end while its requests are not answered."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._threads = most, list[threading.Thread]()
+        self._calls: SimpleQueue[tuple[Future[SampledGroup], Callable[[], SampledGroup]] | None] = SimpleQueue()
+
+    def submit(self, call: Callable[[], SampledGroup]) -> "Future[SampledGroup]":
+        future: Future[SampledGroup] = Future()
+        self._calls.put((future, call))
+        if len(self._threads) < self._most:
+            self._threads.append(threading.Thread(target=self._run, name="engine", daemon=True))
+            self._threads[-1].start()
+        return future
+
+    def close(self) -> None:
+        """Cancel what has not begun."""
+        with suppress(Empty):
+            while (left := self._calls.get_nowait()) is not None:
+                left[0].cancel()
+        for _ in self._threads:
+            self._calls.put(None)
+
+    def _run(self) -> None:
+        while (asked := self._calls.get()) is not None:
+            future, call = asked
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(call())
+                except BaseException as error:  # noqa: BLE001 - raised again by the future
+                    future.set_exception(error)

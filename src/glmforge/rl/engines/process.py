@@ -41,7 +41,8 @@ class EngineProcess:
     def start(self, weights: Path, *, anew: bool = False) -> None:
         """Start it with `weights`, unless it runs and answers, or `anew` in any case. Returns when it answers.
 
-        Raises `EngineError`: something else listens at its address, it ends, or does not answer in time.
+        Raises `EngineError`: something else listens at its address, it ends, or does not answer in time;
+        `EngineLostError`: it was killed.
         """
         if self.process is not None and self.process.poll() is None and not anew:
             with suppress(EngineLostError):
@@ -61,7 +62,8 @@ class EngineProcess:
         until = time.monotonic() + self.start_s
         while time.monotonic() < until:
             if (status := self.process.poll()) is not None:
-                raise EngineError(f"{self.engine.url}: its server ended with status {status}: {self._last_line()}")
+                kind = EngineLostError if status < 0 else EngineError  # one that was killed may be started again
+                raise kind(f"{self.engine.url}: its server ended with status {status}: {self._last_line()}")
             with suppress(EngineLostError):
                 self.engine.version()
                 return

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from glmforge.generate.params import SamplingParams
-from glmforge.rl.engines.base import EngineError
+from glmforge.rl.engines.base import EngineError, EngineLostError
 from glmforge.rl.engines.http import HttpEngine
 
 Held = dict[str, tuple[str, tuple[int, ...]]]
@@ -29,7 +29,10 @@ class GlmforgeEngine(HttpEngine):
         }
 
     def answers_of(self, reply: Mapping[str, Any]) -> list[Any]:
-        return list(reply["choices"])
+        choices = list(reply["choices"])
+        if choices and all("tokens" in one and "versions" not in one for one in choices):
+            raise EngineLostError(f"{self.url}: was started again and has not been sent weights")
+        return choices
 
     def begin_update(self) -> Held:
         """Pause, and say what the server holds, all of which `put` must bring before `commit`."""
