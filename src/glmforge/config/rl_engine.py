@@ -38,7 +38,8 @@ class RlEngineConfig(Strict):
     )
     connections: PositiveInt = Field(default=64, description="groups that a rank has a server answer at the same time")
     timeout_s: PositiveFloat = Field(
-        default=600.0, description="for one request, after which its server counts as dead"
+        default=600.0,
+        description="for one request, pauses for new weights included, after which its server counts as dead",
     )
     start_s: PositiveFloat = Field(default=600.0, description="for a server to answer after its start")
     max_restarts: int = Field(default=10, ge=0, description="of dead servers in a run, after which it ends")

@@ -30,13 +30,13 @@ class ScheduleConfig(Strict):
         default=0.3,
         gt=0,
         le=1,
-        description="of kind asynchronous: a step takes the first complete groups among this share of all that are "
-        "in flight, counted from the oldest, which is waited for beyond it",
+        description="of kind asynchronous: a step takes the oldest complete groups among this share of all groups in "
+        "flight, counted from the oldest one",
     )
     max_age: PositiveInt | None = Field(
         default=None,
-        description="of kind asynchronous: a step waits rather than leave a group that would become older than this; "
-        "None: the most that steps_ahead and window allow",
+        description="of kind asynchronous: greatest age of an answer; a step waits for a group that would exceed it "
+        "later. None: the most that steps_ahead and window allow",
     )
 
     @model_validator(mode="after")
