@@ -81,15 +81,15 @@ def test_each_token_says_which_weights_it_was_sampled_with(tiny_data: TinyData, 
         remote, found = policy.remote, list[Answer]()
         asked = [Asked(number, Prompts()[number].ids) for number in range(60)]
         policy.fleet.update(0)
-        remote.begin(asked, 0)
+        remote.begin(asked)
         while not found:  # the others are being sampled, or wait
-            remote.wait()
+            remote.wait(0.1)
             found += remote.take()
         old = {name: tensor.clone() for name, tensor in policy.backend.model.state_dict().items()}
         policy.perturb(1)
         policy.fleet.update(1)
         while len(found) < len(asked) * SIZE:
-            remote.wait()
+            remote.wait(0.1)
             found += remote.take()
         mixed = [one for one in found if len(set(one.versions_N)) == 2]
         assert mixed
