@@ -17,7 +17,7 @@ from glmforge.files import parse_json, shown
 from glmforge.generate.params import SamplingParams
 from glmforge.rl.engines.base import EngineError, EngineLostError, SampledGroup, checked
 
-_BUSY = (429, 503)
+_BUSY, _CLOSE_S = (429, 503), 1.0
 _MIN_VALUES, _BYTES_PER_VALUE = 1_000_000, 32
 Body = Mapping[str, Any] | bytes | None
 
@@ -141,12 +141,15 @@ class _Threads:
         return future
 
     def close(self) -> None:
-        """Cancel what has not begun."""
+        """Cancel what has not begun, and wait a moment for what is about to end."""
         with suppress(Empty):
             while (left := self._calls.get_nowait()) is not None:
                 left[0].cancel()
         for _ in self._threads:
             self._calls.put(None)
+        until = time.monotonic() + _CLOSE_S
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
 
     def _run(self) -> None:
         while (asked := self._calls.get()) is not None:
@@ -156,3 +159,4 @@ class _Threads:
                     future.set_result(call())
                 except BaseException as error:  # noqa: BLE001 - raised again by the future
                     future.set_exception(error)
+            del asked, future, call  # a tensor that is freed while the interpreter ends aborts the process
