@@ -12,7 +12,8 @@ Shapes: N tokens of an answer, K answers of a group.
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -51,12 +52,7 @@ METRICS = (
     Metric("versions_mean", "versions", "rl", "mean number of weight versions per answer"),
     Metric("rollout_seconds", "s", "rl", "time for sampling the answers of a rollout and rewarding them"),
     Metric("answer_wait_seconds", "s", "rl", "part of rollout_seconds spent waiting for servers (rl.schedule)"),
-    Metric(
-        "transfer_seconds",
-        "s",
-        "rl",
-        "time for giving weights to the servers of rl.engine, their start included",
-    ),
+    Metric("transfer_seconds", "s", "rl", "time for giving weights to the servers of rl.engine, their start included"),
     Metric("transfer_bytes_per_second", "B/s", "rl", "weights sent to them, all servers together; not for files"),
     Metric("engine_restarts", "restarts", "rl", "how often dead servers have been replaced so far"),
     Metric("scoring_seconds", "s", "rl", "time for log-probabilities under reference and policy, and for values"),
@@ -393,12 +389,8 @@ def _joined(files: Sequence[Mapping[str, bytes]], name: str) -> list[Answer]:
     return [one for some in files if name in some for one in from_bytes(some[name])]
 
 
-class _timed:
-    def __init__(self, seconds: dict[str, float], name: str) -> None:
-        self.seconds, self.name = seconds, name
-
-    def __enter__(self) -> None:
-        self.started = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds[self.name] = self.seconds.get(self.name, 0.0) + time.perf_counter() - self.started
+@contextmanager
+def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    started = time.perf_counter()
+    yield
+    seconds[name] = time.perf_counter() - started

@@ -143,7 +143,7 @@ SCHEDULES: list[tuple[dict[str, Any], int]] = [
 
 @pytest.mark.parametrize(("schedule", "oldest"), SCHEDULES)
 @pytest.mark.parametrize(("spread", "max_rounds"), [(0.7, 20), (0.3, 1), (0.0, 1)])
-def test_whatever_servers_do(
+def test_answers_in_any_order_and_deaths(
     backend: NativeBackend, schedule: dict[str, Any], oldest: int, spread: float, max_rounds: int
 ) -> None:
     for seed in range(4):

@@ -143,7 +143,7 @@ class _Server(uvicorn.Server):
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """A socket for the server. Raises `GlmforgeError`: the address is in use, or is none of this machine's."""
+    """A socket for the server. Raises `GlmforgeError`: the address is in use, or not local."""
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
         family, kind, protocol, _, address = found[0]
